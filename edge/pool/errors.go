@@ -1,0 +1,19 @@
+package pool
+
+import "errors"
+
+// Why a request gets no slot.
+var (
+	// ErrUnknownModel: no group has that name.
+	ErrUnknownModel = errors.New("unknown model")
+	// ErrUnsupported: no candidate of the group can do the operation.
+	ErrUnsupported = errors.New("no provider of this model can do this")
+	// ErrQueueFull: the group's or the principal's queue is at its bound.
+	ErrQueueFull = errors.New("queue full")
+	// ErrWaitExpired: the wait in the queue reached its bound.
+	ErrWaitExpired = errors.New("waited too long")
+	// ErrNoProvider: the group has no enabled provider at all (P9).
+	ErrNoProvider = errors.New("no enabled provider")
+	// ErrStopping: the pool takes nothing new.
+	ErrStopping = errors.New("stopping")
+)

@@ -1,0 +1,53 @@
+package subjects
+
+import "strconv"
+
+// Permissions is what one connection may publish and subscribe to.
+type Permissions struct {
+	Publish, Subscribe []string
+}
+
+// NodePermissions is B5's set for one session; connection is its name.
+func NodePermissions(s Session, connection string) Permissions {
+	return Permissions{
+		Publish:   []string{root + mustName(s.Edge) + "." + mustName(s.Node) + "." + strconv.FormatUint(s.Gen, 10) + ".up.>", UserInfo},
+		Subscribe: []string{s.DownWildcard(), NodeInbox(s.Edge, s.Node, connection) + ".>"},
+	}
+}
+
+// LobbyPermissions lets a refused peer read the reason and do nothing else (B3).
+func LobbyPermissions(edge, node, connection string) Permissions {
+	return Permissions{
+		Publish:   []string{UserInfo},
+		Subscribe: []string{NodeInbox(edge, node, connection) + ".>"},
+	}
+}
+
+// EdgePermissions keeps an Edge within its own edge name.
+func EdgePermissions(edge string) Permissions {
+	return Permissions{
+		Publish: []string{
+			root + mustName(edge) + ".*.*.down.>",
+			root + edge + ".store.*",
+			UserInfo,
+		},
+		Subscribe: []string{
+			UpWildcard(edge), CtlWildcard(edge),
+			EdgeInbox(edge) + ".>", NoRespondersWildcard(edge),
+		},
+	}
+}
+
+// ServicePermissions is the session service's set in FABRIC (B1).
+func ServicePermissions() Permissions {
+	return Permissions{
+		Publish: []string{
+			root + "*.ctl.>", root + "*.*.*.down.session", root + "*.*.*.down.fence",
+			// Answers to store requests go to the asking Edge's inbox.
+			"_INBOX.*._edge.>",
+		},
+		Subscribe: []string{
+			UpEverywhere(SessionVerb), UpEverywhere(Heartbeat), StoreEverywhere(),
+		},
+	}
+}
