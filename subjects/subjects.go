@@ -60,7 +60,6 @@ var (
 	}
 	ctlVerbs  = map[Verb]bool{Admitted: true, Closed: true, Changed: true}
 	storeOps  = map[Verb]bool{Get: true, Put: true, List: true}
-	reserved  = map[string]bool{"ctl": true, "store": true, "callout": true}
 	errParse  = errors.New("not a subject of iop.v1")
 	errTokens = errors.New("wrong number of tokens")
 )
@@ -71,24 +70,7 @@ var (
 func ValidName(s string) bool { return CheckName(s) == nil }
 
 // CheckName says what is wrong with a name.
-func CheckName(s string) error {
-	switch {
-	case s == "":
-		return errors.New("a name is empty")
-	case len(s) > 63:
-		return fmt.Errorf("name %.20q... is longer than 63 characters", s)
-	case reserved[s]:
-		return fmt.Errorf("name %q is reserved", s)
-	}
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '_' || c == '-')) {
-			continue
-		}
-		return fmt.Errorf("name %q: use a-z, 0-9, '-' and '_', beginning with a letter or digit", s)
-	}
-	return nil
-}
+func CheckName(s string) error { return wire.CheckName(s) }
 
 // ValidConnection reports whether s may be a connection's name, the random part
 // of its inbox: 16 to 32 of [a-z0-9] (B5).

@@ -1,0 +1,32 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+)
+
+// MaxName is the longest name that may become a token of a subject.
+const MaxName = 63
+
+// CheckName says what is wrong with the name of an edge, a node, a leaf or any
+// other workload: [a-z0-9][a-z0-9_-]{0,62}, and none of the words that stand in
+// a name's place in subjects (Z1). It is here, not in subjects, because names
+// are checked wherever they enter: configuration, certificates, subjects.
+func CheckName(s string) error {
+	switch {
+	case s == "":
+		return errors.New("a name is empty")
+	case len(s) > MaxName:
+		return fmt.Errorf("name %.20q... is longer than %d characters", s, MaxName)
+	case s == "ctl", s == "store", s == "callout":
+		return fmt.Errorf("name %q is reserved", s)
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '_' || c == '-')) {
+			continue
+		}
+		return fmt.Errorf("name %q: use a-z, 0-9, '-' and '_', beginning with a letter or digit", s)
+	}
+	return nil
+}
