@@ -138,19 +138,3 @@ type Ack struct {
 	Credit uint64
 	Resend bool // a gap was seen since the last Ack
 }
-
-// The two cores' methods, which step.go implements:
-//
-//	func NewSender(cfg SenderConfig) *Sender
-//	func (s *Sender) NextSeq() uint64
-//	func (s *Sender) Room(body int) bool   // may a body frame of this size be offered
-//	func (s *Sender) Credit() uint64       // the highest grant so far
-//	func (s *Sender) Offered() uint64      // cost offered so far
-//	func (s *Sender) Acked() uint64        // highest acknowledged sequence
-//	func (s *Sender) Step(now time.Time, ev SendEvent, out []SendEffect) []SendEffect
-//	func (s *Sender) Deadline() time.Time  // when SendDeadline is due; zero: never
-//
-//	func NewReceiver(cfg ReceiverConfig) *Receiver
-//	func (r *Receiver) Step(now time.Time, ev RecvEvent, out []RecvEffect) []RecvEffect
-//	func (r *Receiver) Ack() Ack           // the entry to send; clears Resend
-//	func (r *Receiver) Done() bool
