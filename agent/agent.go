@@ -1,10 +1,3 @@
-// Package agent owns the host-neutral types of running a provider: what a
-// provider is asked, what it yields, how it fails. A Node's adapters implement
-// them, and so may any other host: nothing here knows a wire, a broker or an
-// Edge (AR10).
-//
-// Today it holds what adapters of HTTP providers need: Exchanger (one raw HTTP
-// exchange) and Prober (an exact-target health probe).
 package agent
 
 import (
@@ -30,9 +23,15 @@ type Exchange struct {
 	Path      string
 	RawQuery  string
 	Header    []Field
-	Body      io.Reader // nil: none
-	BodySize  int64     // exact
-	Stream    bool
+	// Body is read while Exchange runs. If it is an io.Closer too, Exchange closes
+	// it before it returns, and a Close must end a Read that waits.
+	Body     io.Reader // nil: none
+	BodySize int64     // exact
+	Stream   bool
+	// Credential is the one secret for this exchange, out of a credential lease:
+	// the adapter puts it, and nothing else, into its auth header (L4). Nil: the
+	// adapter's own key, if it has one. Credentials among Header never pass.
+	Credential []byte
 }
 
 // Sink receives the answer, in order: Start once, Body any number of times,
@@ -90,6 +89,8 @@ type Code string
 const (
 	// CodeInvalid: the request cannot be served by this adapter. No retry.
 	CodeInvalid Code = "invalid"
+	// CodeCredential: the provider's key is missing here. A retry cannot help.
+	CodeCredential Code = "credential"
 	// CodeUnreachable: nothing of the request reached the provider. A retry is safe.
 	CodeUnreachable Code = "unreachable"
 	// CodeProvider: the provider broke off, or answered what is no HTTP. It may
