@@ -1,0 +1,58 @@
+package registry
+
+import (
+	"maps"
+	"time"
+)
+
+const (
+	// fenceEvery is the least time between two fences to one session (F10).
+	fenceEvery = time.Second
+	// maxLimited bounds the sessions remembered: beyond it, fences to further ones
+	// wait until some are forgotten. No honest fleet comes near in a second.
+	maxLimited = 8192
+	// maxText bounds what a peer says about itself, in bytes and in items.
+	maxText  = 128
+	maxItems = 64
+)
+
+type session struct {
+	node string
+	gen  uint64
+}
+
+// limiter remembers when each session was last told, for fenceEvery.
+type limiter struct{ last map[session]time.Time }
+
+func (l *limiter) allow(now time.Time, s session) bool {
+	if at, ok := l.last[s]; ok && now.Sub(at) < fenceEvery {
+		return false
+	}
+	if len(l.last) >= maxLimited {
+		maps.DeleteFunc(l.last, func(_ session, at time.Time) bool { return now.Sub(at) >= fenceEvery })
+		if len(l.last) >= maxLimited {
+			return false
+		}
+	}
+	if l.last == nil {
+		l.last = map[session]time.Time{}
+	}
+	l.last[s] = now
+	return true
+}
+
+// clip bounds a text that a peer says about itself.
+func clip(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText]
+	}
+	return s
+}
+
+func clipAll(in []string) []string {
+	out := make([]string, 0, min(len(in), maxItems))
+	for _, s := range in[:min(len(in), maxItems)] {
+		out = append(out, clip(s))
+	}
+	return out
+}
