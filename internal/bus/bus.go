@@ -29,6 +29,12 @@ type Msg struct {
 // ErrClosed is what every call answers once the connection has ended.
 var ErrClosed = errors.New("bus: connection closed")
 
+// ErrNoResponders is what Request answers when nobody subscribes the subject.
+var ErrNoResponders = errors.New("bus: nobody answers on this subject")
+
+// ErrTooLarge is what publishing answers for data larger than the bus carries.
+var ErrTooLarge = errors.New("bus: message too large")
+
 // Subscription ends one subscription.
 type Subscription interface {
 	Unsubscribe() error
