@@ -51,6 +51,7 @@ var table = []layer{
 	{pkg: "node/session", may: with("subjects"), core: true},
 	{pkg: "node/gate", may: leaves, core: true},
 	{pkg: "node/", may: with("node/", "tunnel", "lease", "subjects", "configs/", "internal/bus/", "agent/")},
+	{pkg: "internal/up", may: []string{"/"}},
 	{pkg: "internal/ioptest", may: []string{"/"}},
 	{pkg: "test/", may: []string{"/"}},
 	{pkg: "cmd/", may: []string{"/"}},

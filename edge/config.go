@@ -1,0 +1,102 @@
+package edge
+
+import (
+	"slices"
+	"time"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// demoOperations is all the demo adapter can do.
+var demoOperations = []string{"models", "chat_completions"}
+
+// poolConfig turns the operator's words into the pool's.
+func poolConfig(cfg *configs.Edge) pool.Config {
+	out := pool.Config{
+		Auto:  cfg.Models.Auto,
+		Queue: pool.Queue{Depth: cfg.Queue.Depth, Wait: cfg.Queue.Wait},
+	}
+	for _, n := range cfg.Nodes {
+		for _, a := range n.Adapters {
+			pa := pool.Adapter{
+				Node: n.Name, Name: adapterName(a), Capacity: a.Capacity, Fallback: a.Fallback, Disabled: a.Disabled,
+			}
+			if a.Type == "demo" {
+				pa.Operations = demoOperations
+			}
+			out.Adapters = append(out.Adapters, pa)
+		}
+		for _, p := range n.Providers {
+			out.Providers = append(out.Providers, pool.Provider{
+				ID: providerID(n.Name, p), Node: n.Name, Adapter: p.Adapter, Target: p.Target,
+				Capacity: p.Capacity, LongCapacity: p.LongCapacity, StallTimeout: p.StallTimeout, Disabled: p.Disabled,
+			})
+		}
+	}
+	for _, g := range cfg.Models.Groups {
+		pg := pool.Group{Name: g.Name}
+		for _, r := range g.Providers {
+			pg.Candidates = append(pg.Candidates, pool.Candidate{Provider: r.Provider, Priority: r.Priority, Weight: r.Weight})
+		}
+		out.Groups = append(out.Groups, pg)
+	}
+	return out
+}
+
+// adapterName is M1's: an empty name is the type's.
+func adapterName(a configs.Adapter) string {
+	if a.Name == "" {
+		return a.Type
+	}
+	return a.Name
+}
+
+// providerID is "<node>/<id>", as models[].providers names it.
+func providerID(node string, p configs.Provider) string {
+	if p.ID == "" {
+		return pool.TargetID(node, p.Adapter, p.Target)
+	}
+	return node + "/" + p.ID
+}
+
+// nodePayload is what a node is told to run: adapters and limits, no secret and
+// no path (R7).
+func nodePayload(cfg *configs.Edge, name string, revision uint64) *iopv1.NodeConfigPayload {
+	out := &iopv1.NodeConfigPayload{Revision: revision, Runtime: &iopv1.NodeRuntimeConfig{}}
+	i := slices.IndexFunc(cfg.Nodes, func(n configs.EdgeNode) bool { return n.Name == name })
+	if i < 0 {
+		return out
+	}
+	for _, a := range cfg.Nodes[i].Adapters {
+		c := &iopv1.AdapterConfig{Name: adapterName(a), Type: a.Type, Capacity: int32(a.Capacity), Enabled: !a.Disabled}
+		switch a.Type {
+		case "openai_compat":
+			c.OpenaiCompat = &iopv1.OpenAICompatAdapterConfig{BaseUrl: a.BaseURL, StaticKeyName: a.StaticKeyName}
+		case "demo":
+			c.Demo = &iopv1.DemoAdapterConfig{ChunkDelayMs: int32(a.ChunkDelay / time.Millisecond)}
+		}
+		out.Adapters = append(out.Adapters, c)
+	}
+	return out
+}
+
+// listed are the adapters of a node whose models are read from themselves.
+func listed(cfg *configs.Edge, node string) []string {
+	if !cfg.Models.Auto {
+		return nil
+	}
+	var out []string
+	for _, n := range cfg.Nodes {
+		if n.Name != node {
+			continue
+		}
+		for _, a := range n.Adapters {
+			if !a.Disabled {
+				out = append(out, adapterName(a))
+			}
+		}
+	}
+	return out
+}

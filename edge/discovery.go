@@ -1,0 +1,205 @@
+package edge
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/iop-fabric/iop/edge/dispatch"
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// Bounds of one model list. A list is read within listBound whatever its
+// provider does (A47), and a provider that hung misses times in a row is taken
+// to list nothing.
+const (
+	listBound    = 3 * time.Second
+	listBytes    = 1 << 20
+	listModels   = 1000
+	listName     = 256
+	allowedHangs = 3
+)
+
+// discovery reads what the adapters of ready nodes list, again and again, and
+// tells the pool (P1, D2).
+type discovery struct {
+	runner   dispatch.Runner
+	adapters func(node string) []string
+	adopt    func(node string, gen uint64, adapter string, targets []string)
+	interval time.Duration
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	ctx     context.Context //nolint:containedctx // the life of run, for the goroutines it owns
+	running map[string]*nodeDiscovery
+	group   sync.WaitGroup
+	first   chan struct{} // closed when a node was asked for all its lists once
+	once    sync.Once
+}
+
+type nodeDiscovery struct {
+	gen    uint64
+	cancel context.CancelFunc
+}
+
+func newDiscovery(r dispatch.Runner, adapters func(string) []string, adopt func(string, uint64, string, []string), interval time.Duration, log *slog.Logger) *discovery {
+	return &discovery{
+		runner: r, adapters: adapters, adopt: adopt, interval: interval, log: log,
+		running: map[string]*nodeDiscovery{}, first: make(chan struct{}),
+	}
+}
+
+// run owns the goroutines of start until ctx ends.
+func (d *discovery) run(ctx context.Context) error {
+	d.mu.Lock()
+	d.ctx = ctx
+	d.mu.Unlock()
+	<-ctx.Done()
+	d.mu.Lock()
+	d.ctx = nil // start begins nothing any more
+	d.mu.Unlock()
+	d.group.Wait()
+	return nil
+}
+
+// start begins with a node that became ready. It never blocks.
+func (d *discovery) start(node string, gen uint64) {
+	adapters := d.adapters(node)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ctx == nil {
+		return
+	}
+	if old := d.running[node]; old != nil {
+		old.cancel()
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	d.running[node] = &nodeDiscovery{gen: gen, cancel: cancel}
+	d.group.Go(func() {
+		defer cancel()
+		d.watch(ctx, node, gen, adapters)
+	})
+}
+
+// stop ends it with the session.
+func (d *discovery) stop(node string, gen uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r := d.running[node]; r != nil && r.gen == gen {
+		r.cancel()
+		delete(d.running, node)
+	}
+}
+
+func (d *discovery) watch(ctx context.Context, node string, gen uint64, adapters []string) {
+	var round sync.WaitGroup
+	hangs := make([]int, len(adapters))
+	tick := time.NewTicker(d.interval)
+	defer tick.Stop()
+	for {
+		for i, adapter := range adapters {
+			round.Go(func() { d.ask(ctx, node, gen, adapter, &hangs[i]) })
+		}
+		round.Wait()
+		if ctx.Err() != nil {
+			return
+		}
+		d.once.Do(func() { close(d.first) })
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ask reads one list. What the provider itself says stands: no answer to a
+// connection, or an error status, is an empty list. Where it only hangs, the
+// last list stands for a while.
+func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter string, hangs *int) {
+	bound, cancel := context.WithTimeoutCause(ctx, listBound, context.DeadlineExceeded)
+	defer cancel()
+	w := &listWriter{}
+	res := d.runner.Do(bound, dispatch.Attempt{
+		RunID: wire.NewRunID(), Slot: pool.Slot{Node: node, Gen: gen, Adapter: adapter},
+		Operation: "models", Method: "GET", Timeout: listBound,
+	}, w)
+	if ctx.Err() != nil {
+		return
+	}
+	if res.Err != nil && res.Err.Class == wire.Deadline {
+		if *hangs++; *hangs < allowedHangs {
+			return
+		}
+	} else {
+		*hangs = 0
+	}
+	var targets []string
+	if res.Err == nil && w.status == 200 {
+		targets = parseModels(w.body)
+	} else if res.Err == nil || res.Err.Class != wire.Unreachable {
+		attrs := []slog.Attr{slog.String("node", node), slog.String("adapter", adapter), slog.Int("status", w.status)}
+		if res.Err != nil {
+			attrs = append(attrs, slog.String("class", string(res.Err.Class)))
+		}
+		d.log.LogAttrs(ctx, slog.LevelDebug, eventListFailed, attrs...)
+	}
+	d.adopt(node, gen, adapter, targets)
+}
+
+// parseModels reads the OpenAI list shape; what is no usable name is left out.
+func parseModels(body []byte) []string {
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if json.Unmarshal(body, &list) != nil {
+		return nil
+	}
+	var out []string
+	for _, m := range list.Data {
+		if usableModel(m.ID) && len(out) < listModels {
+			out = append(out, m.ID)
+		}
+	}
+	return out
+}
+
+func usableModel(id string) bool {
+	if id == "" || len(id) > listName {
+		return false
+	}
+	for _, r := range id {
+		if r < ' ' || r == 0x7f || r == '�' {
+			return false
+		}
+	}
+	return true
+}
+
+// listWriter keeps a small answer.
+type listWriter struct {
+	status int
+	body   []byte
+}
+
+func (w *listWriter) Start(status int, _ []*iopv1.Header) error {
+	w.status = status
+	return nil
+}
+
+func (w *listWriter) Body(p []byte) error {
+	if len(w.body)+len(p) > listBytes {
+		return wire.Errorf(wire.Provider, "the model list is longer than %d bytes", listBytes)
+	}
+	w.body = append(w.body, p...)
+	return nil
+}
+
+func (w *listWriter) Flush() error                    { return nil }
+func (w *listWriter) Trailer(_ []*iopv1.Header) error { return nil }

@@ -1,0 +1,323 @@
+package edge
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/edge/dispatch"
+	"github.com/iop-fabric/iop/edge/httpapi"
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/edge/registry"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+)
+
+// Deps are what an Edge works with and does not make itself.
+type Deps struct {
+	// Dial connects to the broker; onError gets the connection's asynchronous
+	// errors. The connection comes back by itself when it is lost.
+	Dial    func(ctx context.Context, onError func(error)) (bus.Conn, error)
+	Log     *slog.Logger
+	Metrics *prometheus.Registry
+}
+
+// Edge is one gateway.
+type Edge struct {
+	cfg      configs.Edge
+	deps     Deps
+	log      *slog.Logger
+	metrics  *metrics
+	cert     *identity.Certificate
+	pool     *x509.CertPool
+	keys     []httpapi.Key
+	instance string
+	now      func() time.Time
+
+	// Made by Run.
+	bus       bus.Conn
+	loop      *loop
+	dispatch  *dispatch.Dispatcher
+	discovery *discovery
+	verify    chan register
+
+	// The loop's own.
+	registered map[string]*registration
+	beats      uint64
+
+	listener, admin net.Listener
+	ready           chan struct{}
+	offers          chan struct{}
+}
+
+// New loads keys and certificates, and checks what can be checked before
+// anything listens.
+func New(cfg configs.Edge, deps Deps) (*Edge, error) {
+	e := &Edge{
+		cfg: cfg, deps: deps, log: deps.Log, instance: wire.NewToken(), now: time.Now,
+		verify: make(chan register, verifyQueue), registered: map[string]*registration{},
+		ready: make(chan struct{}), offers: make(chan struct{}),
+	}
+	var err error
+	if e.cert, err = identity.LoadCertificate(cfg.Broker.TLS.Certificate, cfg.Broker.TLS.Key); err != nil {
+		return nil, err
+	}
+	if id := e.cert.ID(); id.Role != identity.RoleEdge || id.Edge != cfg.Name {
+		return nil, fmt.Errorf("%s: is the certificate of %s, but this is edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name)
+	}
+	if e.pool, err = identity.LoadPool(cfg.Broker.TLS.CA); err != nil {
+		return nil, err
+	}
+	for _, k := range cfg.Keys {
+		digest, err := k.Digest()
+		if err != nil {
+			return nil, fmt.Errorf("edge: key %q: %w", k.Name, err)
+		}
+		e.keys = append(e.keys, httpapi.Key{Name: k.Name, Digest: digest, Models: k.Models})
+	}
+	e.metrics = newMetrics(deps.Metrics)
+	return e, nil
+}
+
+// Ready is closed once callers are served.
+func (e *Edge) Ready() <-chan struct{} { return e.ready }
+
+// Offers is closed once a node is ready and was asked what it offers, or a
+// model is on offer for a second.
+func (e *Edge) Offers() <-chan struct{} { return e.offers }
+
+// Addr is where callers are served, AdminAddr where health and metrics are;
+// both after Ready.
+func (e *Edge) Addr() string      { return e.listener.Addr().String() }
+func (e *Edge) AdminAddr() string { return e.admin.Addr().String() }
+
+// Models lists what callers may ask for now.
+func (e *Edge) Models() []httpapi.Model { return e.loop.Models() }
+
+// errStopping ends what is still running when the grace of a stop is over.
+var errStopping = wire.Errorf(wire.SessionEnded, "the edge is stopping")
+
+// Run serves until ctx ends, then stops in order (I4).
+func (e *Edge) Run(ctx context.Context) error {
+	var err error
+	if e.listener, err = listen(ctx, "edge.listen", e.cfg.Listen); err != nil {
+		return err
+	}
+	defer e.listener.Close()
+	if e.admin, err = listen(ctx, "edge.admin_listen", e.cfg.AdminListen); err != nil {
+		return err
+	}
+	defer e.admin.Close()
+	if e.bus, err = e.deps.Dial(ctx, e.busError); err != nil {
+		return fmt.Errorf("edge: broker: %w", err)
+	}
+	defer e.bus.Close()
+
+	names := make([]string, len(e.cfg.Nodes))
+	for i, n := range e.cfg.Nodes {
+		names[i] = n.Name
+	}
+	reg := registry.New(registry.Config{Nodes: names, HeartbeatBound: e.cfg.HeartbeatBound, PendingBound: e.cfg.PendingBound})
+	e.loop = newLoop(reg, pool.New(), e, e.cfg.HeartbeatInterval, e.log, e.metrics)
+	e.loop.in.put(item{isPool: true, pool: pool.SetConfig(poolConfig(&e.cfg))}, false)
+	e.dispatch = dispatch.New(dispatch.Config{Edge: e.cfg.Name, StreamMemory: e.cfg.Limits.Streams}, dispatch.Deps{
+		Bus: e.bus, Return: e.loop.returnSlot, Misbehaved: e.misbehaved, Log: e.log, Metrics: e.deps.Metrics,
+	})
+	e.discovery = newDiscovery(e.dispatch, func(node string) []string { return listed(&e.cfg, node) },
+		func(node string, gen uint64, adapter string, targets []string) {
+			e.loop.in.put(item{isPool: true, pool: pool.AdoptTargets(node, gen, adapter, targets)}, false)
+		}, e.cfg.DiscoverInterval, e.log)
+	api := httpapi.New(httpapi.Config{Limits: e.cfg.Limits, Keys: e.keys}, httpapi.Deps{
+		Pool: e.loop, Runner: e.dispatch, Log: e.log, Metrics: e.deps.Metrics, Now: e.now,
+	})
+
+	// Parts outlive ctx: stop ends them in order.
+	base := context.WithoutCancel(ctx)
+	partCtx, stopParts := context.WithCancel(base)
+	defer stopParts()
+	loopCtx, stopLoop := context.WithCancel(base)
+	defer stopLoop()
+	var parts, loops errgroup.Group
+	loops.Go(func() error { return e.loop.run(loopCtx) })
+	parts.Go(func() error { return e.dispatch.Run(partCtx) })
+	parts.Go(func() error { return e.discovery.run(partCtx) })
+	parts.Go(func() error { return e.watchOffers(partCtx) })
+	for range verifiers {
+		parts.Go(func() error { return e.verifyRegistrations(partCtx) })
+	}
+	if err := e.subscribe(ctx); err != nil {
+		stopParts()
+		stopLoop()
+		return errors.Join(err, parts.Wait(), loops.Wait())
+	}
+
+	callers := api.Server(api.Handler())
+	admin := &http.Server{
+		Handler:           httpapi.AdminHandler(func() error { return nil }, e.checkReady, e.deps.Metrics),
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+	}
+	var servers errgroup.Group
+	failed := make(chan struct{}, 2)
+	for _, s := range []struct {
+		server *http.Server
+		l      net.Listener
+	}{{callers, e.listener}, {admin, e.admin}} {
+		servers.Go(func() error {
+			err := s.server.Serve(s.l)
+			failed <- struct{}{}
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			return err
+		})
+	}
+	e.log.LogAttrs(ctx, slog.LevelInfo, eventStarted, slog.String("listen", e.Addr()), slog.String("admin", e.AdminAddr()))
+	close(e.ready)
+
+	select {
+	case <-ctx.Done():
+	case <-failed:
+	case <-e.bus.Closed():
+		err = fmt.Errorf("edge: the connection to the broker ended for good: %w", e.bus.Err())
+	}
+	e.log.LogAttrs(ctx, slog.LevelInfo, eventStopping)
+	err = errors.Join(err, e.stop(base, callers, admin), servers.Wait())
+	stopParts()
+	err = errors.Join(err, parts.Wait())
+	stopLoop()
+	err = errors.Join(err, loops.Wait())
+	e.log.LogAttrs(base, slog.LevelInfo, eventStopped)
+	return err
+}
+
+// stop ends callers, then sessions (I4).
+func (e *Edge) stop(base context.Context, callers, admin *http.Server) error {
+	e.loop.in.put(item{isPool: true, pool: pool.Stopping()}, false)
+	e.loop.in.put(item{reg: registry.Stopping{}}, false)
+	grace, cancel := context.WithTimeout(base, e.cfg.StopGrace)
+	defer cancel()
+	err := callers.Shutdown(grace)
+	if errors.Is(err, context.DeadlineExceeded) {
+		// What still runs ends with one terminal: closing its connection cancels it.
+		err = callers.Close()
+	}
+	if err2 := admin.Close(); err == nil {
+		err = err2
+	}
+	ask, cancelAsk := context.WithTimeout(base, time.Second)
+	defer cancelAsk()
+	e.loop.in.put(item{reg: registry.Stopped{}}, false)
+	return errors.Join(err, e.loop.ask(ask, func() {}), e.bus.Flush(ask))
+}
+
+func (e *Edge) subscribe(ctx context.Context) error {
+	for _, s := range []struct {
+		subject string
+		fn      func(bus.Msg)
+	}{
+		{subjects.CtlWildcard(e.cfg.Name), e.onCtl},
+		{subjects.NoRespondersWildcard(e.cfg.Name), e.onNoResponders},
+		{subjects.UpWildcard(e.cfg.Name), e.onUp},
+	} {
+		if _, err := e.bus.Subscribe(s.subject, s.fn); err != nil {
+			return fmt.Errorf("edge: subscribe: %w", err)
+		}
+	}
+	if err := e.bus.Flush(ctx); err != nil {
+		return fmt.Errorf("edge: subscribe: %w", err)
+	}
+	return nil
+}
+
+// checkReady is /readyz: the broker is there and at least one node is ready.
+func (e *Edge) checkReady() error {
+	select {
+	case <-e.bus.Closed():
+		return errors.New("no connection to the broker")
+	default:
+	}
+	if len(*e.loop.live.Load()) == 0 {
+		return errors.New("no node is ready")
+	}
+	return nil
+}
+
+// watchOffers closes offers and logs changes of the model list.
+func (e *Edge) watchOffers(ctx context.Context) error {
+	first := e.discovery.first
+	var settle <-chan time.Time
+	offered := false
+	offer := func() {
+		if !offered {
+			offered = true
+			close(e.offers)
+		}
+	}
+	if !e.cfg.Models.Auto {
+		offer()
+	}
+	var last []string
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-first:
+			first = nil
+			// What the lists led to is in the loop's inbox before this question.
+			if e.loop.ask(ctx, func() {}) == nil {
+				offer()
+			}
+		case <-settle:
+			offer()
+		case <-e.loop.changed:
+			var names []string
+			for _, m := range e.Models() {
+				names = append(names, m.ID)
+			}
+			if slices.Equal(names, last) {
+				continue
+			}
+			last = names
+			if settle == nil {
+				settle = time.After(time.Second)
+			}
+			e.log.LogAttrs(ctx, slog.LevelInfo, eventModelsChanged, slog.Any("models", names))
+		}
+	}
+}
+
+func (e *Edge) misbehaved(node string, gen uint64, reason string) {
+	e.log.LogAttrs(context.Background(), slog.LevelWarn, eventMisbehaved,
+		slog.String("node", node), slog.Uint64("generation", gen), slog.String("reason", reason))
+	e.loop.in.put(item{reg: registry.Misbehaved{Node: node, Gen: gen}}, true)
+}
+
+func (e *Edge) busError(err error) {
+	e.metrics.busErrors.Inc()
+	e.log.LogAttrs(context.Background(), slog.LevelWarn, eventBusError, slog.String("error", err.Error()))
+}
+
+// listen opens a listener and says what is wrong with the address in words.
+func listen(ctx context.Context, key, addr string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %s is in use by another program: choose another address, or port 0 to have one picked", key, addr)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	return l, nil
+}

@@ -1,0 +1,19 @@
+package edge
+
+// Names of log events.
+const (
+	eventStarted          = "edge.started"
+	eventStopping         = "edge.stopping"
+	eventStopped          = "edge.stopped"
+	eventNodeRegistered   = "node.registered"
+	eventNodeRefused      = "node.refused"
+	eventNodeConnected    = "node.connected"
+	eventNodeDisconnected = "node.disconnected"
+	eventNodeFenced       = "node.fenced"
+	eventNodeDraining     = "node.draining"
+	eventSessionClosing   = "node.session_closing"
+	eventModelsChanged    = "models.changed"
+	eventListFailed       = "models.list_failed"
+	eventBusError         = "bus.error"
+	eventMisbehaved       = "node.misbehaved"
+)

@@ -1,0 +1,386 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/iop-fabric/iop/edge/httpapi"
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/edge/registry"
+)
+
+// peerQueue bounds what peers may have waiting for the loop. A thousand nodes
+// that register at once need a few thousand places.
+const peerQueue = 1 << 16
+
+// item is one event on its way to the loop; exactly one field is set.
+type item struct {
+	reg    registry.Event
+	pool   pool.Event
+	isPool bool
+	waiter *waiter       // with isPool: an Enqueue, or (leaving) a CancelWaiter
+	regis  *registration // with a RegisterReceived
+	do     func()        // a question to the cores, answered on the loop
+}
+
+// inbox is the loop's: many write, one reads. It never blocks a writer.
+type inbox struct {
+	mu     sync.Mutex
+	items  []item
+	spare  []item
+	notify chan struct{} // one place: "there is something"
+}
+
+func newInbox() *inbox { return &inbox{notify: make(chan struct{}, 1)} }
+
+// put adds an event; of a peer's it refuses what is over the bound.
+func (b *inbox) put(it item, fromPeer bool) bool {
+	b.mu.Lock()
+	if fromPeer && len(b.items) >= peerQueue {
+		b.mu.Unlock()
+		return false
+	}
+	b.items = append(b.items, it)
+	first := len(b.items) == 1
+	b.mu.Unlock()
+	if first {
+		select {
+		case b.notify <- struct{}{}:
+		default:
+		}
+	}
+	return true
+}
+
+// take returns everything there is; the slice is good until the next take.
+func (b *inbox) take() []item {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := b.items
+	b.items = b.spare[:0]
+	if cap(out) > 1024 {
+		b.spare = nil // a burst's memory is given back
+	} else {
+		b.spare = out
+	}
+	return out
+}
+
+// waiter is one request between Acquire and the loop. The loop alone writes
+// answer; leaving says that nobody reads it any more.
+type waiter struct {
+	request pool.Request
+	answer  chan answer // one place, so the loop never waits
+	leaving bool        // loop-owned
+}
+
+type answer struct {
+	grant httpapi.Grant
+	err   error
+}
+
+// port is what the loop needs of the shell around it. No method blocks.
+type port interface {
+	sendRegisterAnswer(registry.SendRegisterAnswer, *registration)
+	sendReadyAnswer(registry.SendReadyAnswer) error
+	sendFence(registry.SendFence)
+	sendHeartbeat(node string, gen uint64)
+	connected(node string, gen uint64)
+	disconnected(node string, gen uint64, cause registry.Reason)
+	endAttempt(slot pool.Slot, cause string)
+}
+
+// loop owns the two cores.
+type loop struct {
+	in       *inbox
+	reg      *registry.Registry
+	pool     *pool.Pool
+	port     port
+	interval time.Duration // between heartbeats
+	log      *slog.Logger
+	metrics  *metrics
+
+	waiters map[pool.WaiterID]*waiter
+	nextID  atomic.Uint64
+	live    atomic.Pointer[map[string]uint64]
+	models  atomic.Pointer[[]pool.Model]
+	changed chan struct{} // one place: the model list changed
+	stopped chan struct{}
+
+	regEffects  []registry.Effect
+	poolEffects []pool.Effect
+}
+
+func newLoop(reg *registry.Registry, p *pool.Pool, pt port, interval time.Duration, log *slog.Logger, m *metrics) *loop {
+	l := &loop{
+		in: newInbox(), reg: reg, pool: p, port: pt, interval: interval, log: log, metrics: m,
+		waiters: map[pool.WaiterID]*waiter{}, changed: make(chan struct{}, 1), stopped: make(chan struct{}),
+	}
+	l.live.Store(&map[string]uint64{})
+	l.models.Store(&[]pool.Model{})
+	return l
+}
+
+// run steps the cores until ctx ends.
+func (l *loop) run(ctx context.Context) error {
+	defer close(l.stopped)
+	beat := time.NewTicker(l.interval)
+	defer beat.Stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		if items := l.in.take(); len(items) > 0 {
+			now := time.Now()
+			for i := range items {
+				l.handle(now, items[i])
+				items[i] = item{}
+			}
+			continue // what waits is read before time passes
+		}
+		now := time.Now()
+		if d := l.reg.Deadline(); !d.IsZero() && !d.After(now) {
+			l.stepRegistry(now, registry.DeadlinePassed{}, nil)
+		}
+		if d := l.pool.Deadline(); !d.IsZero() && !d.After(now) {
+			l.stepPool(now, pool.DeadlinePassed())
+		}
+		timer.Reset(l.untilDeadline(now))
+		select {
+		case <-l.in.notify:
+		case <-timer.C:
+		case <-beat.C:
+			l.reg.EachOwner(func(node string, gen uint64, _ registry.State) { l.port.sendHeartbeat(node, gen) })
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (l *loop) untilDeadline(now time.Time) time.Duration {
+	wait := time.Hour
+	for _, d := range []time.Time{l.reg.Deadline(), l.pool.Deadline()} {
+		if !d.IsZero() {
+			wait = min(wait, max(d.Sub(now), 0))
+		}
+	}
+	return wait
+}
+
+func (l *loop) handle(now time.Time, it item) {
+	switch {
+	case it.do != nil:
+		it.do()
+	case !it.isPool:
+		l.stepRegistry(now, it.reg, it.regis)
+	case it.waiter == nil:
+		l.stepPool(now, it.pool)
+	case it.waiter.leaving:
+		l.leave(now, it.waiter)
+	default:
+		l.waiters[it.waiter.request.Waiter] = it.waiter
+		l.stepPool(now, it.pool)
+	}
+}
+
+// leave takes a request whose caller is gone out of the queue; if it was
+// granted in the same instant, the slot goes back (trap 7).
+func (l *loop) leave(now time.Time, w *waiter) {
+	if _, waiting := l.waiters[w.request.Waiter]; waiting {
+		delete(l.waiters, w.request.Waiter)
+		l.stepPool(now, pool.CancelWaiter(w.request.Waiter))
+		return
+	}
+	select {
+	case a := <-w.answer:
+		if a.err == nil {
+			l.stepPool(now, pool.ReturnSlot(a.grant.Slot.ID, pool.ByNotSent))
+		}
+	default:
+	}
+}
+
+// stepRegistry steps the registry and applies what follows, to the pool too,
+// before it returns (F3).
+func (l *loop) stepRegistry(now time.Time, ev registry.Event, regis *registration) {
+	effects := l.reg.Step(now, ev, l.regEffects[:0])
+	// apply may step the registry again (ReadyAckSent): it must not reuse the
+	// slice that is being read.
+	l.regEffects = nil
+	for _, e := range effects {
+		l.applyRegistry(now, e, regis)
+	}
+	clear(effects)
+	l.regEffects = effects[:0]
+}
+
+func (l *loop) applyRegistry(now time.Time, effect registry.Effect, regis *registration) {
+	switch e := effect.(type) {
+	case registry.SendRegisterAnswer:
+		l.metrics.registrations.WithLabelValues(outcome(e.Accepted)).Inc()
+		l.port.sendRegisterAnswer(e, regis)
+	case registry.SendReadyAnswer:
+		err := l.port.sendReadyAnswer(e)
+		switch {
+		case !e.Ready:
+		case err != nil:
+			l.stepRegistry(now, registry.ReadyAckFailed{Node: e.Node, Gen: e.Gen}, nil)
+		default:
+			l.stepRegistry(now, registry.ReadyAckSent{Node: e.Node, Gen: e.Gen}, nil)
+		}
+	case registry.SendFence:
+		l.port.sendFence(e)
+	case registry.CloseSession:
+		// The fence told the session; whether the broker cuts it is the
+		// broker's own affair, nothing here depends on it.
+		l.log.LogAttrs(context.Background(), slog.LevelWarn, eventSessionClosing,
+			slog.String("node", e.Node), slog.Uint64("generation", e.Gen), slog.String("reason", string(e.Reason)))
+	case registry.Activate:
+		l.publishLive()
+		l.stepPool(now, pool.Activate(e.Node, e.Gen))
+	case registry.FenceGeneration:
+		l.publishLive()
+		l.metrics.fences.Inc()
+		l.stepPool(now, pool.Fence(e.Node, e.Gen, string(e.Cause)))
+	case registry.Draining:
+		l.log.LogAttrs(context.Background(), slog.LevelInfo, eventNodeDraining,
+			slog.String("node", e.Node), slog.Uint64("generation", e.Gen), slog.Bool("on", e.On))
+		l.stepPool(now, pool.SetDraining(e.Node, e.Gen, e.On))
+	case registry.NodeConnected:
+		l.port.connected(e.Node, e.Gen)
+	case registry.NodeDisconnected:
+		l.port.disconnected(e.Node, e.Gen, e.Cause)
+	}
+}
+
+func outcome(accepted bool) string {
+	if accepted {
+		return "accepted"
+	}
+	return "refused"
+}
+
+func (l *loop) publishLive() {
+	live := l.reg.LiveSessions()
+	l.live.Store(&live)
+	l.metrics.ready.Set(float64(len(live)))
+}
+
+// isLive is the demux's cheap check, from any goroutine.
+func (l *loop) isLive(node string, gen uint64) bool {
+	live := *l.live.Load()
+	g, ok := live[node]
+	return ok && g == gen
+}
+
+func (l *loop) stepPool(now time.Time, ev pool.Event) {
+	effects := l.pool.Step(now, ev, l.poolEffects[:0])
+	l.poolEffects = nil
+	for i := range effects {
+		l.applyPool(&effects[i])
+	}
+	clear(effects)
+	l.poolEffects = effects[:0]
+}
+
+func (l *loop) applyPool(e *pool.Effect) {
+	switch e.Kind {
+	case pool.Granted:
+		l.metrics.wait.Observe(e.Waited.Seconds())
+		l.answer(e.Waiter, answer{grant: httpapi.Grant{Slot: e.Slot, StallTimeout: e.StallTimeout, Waited: e.Waited}})
+	case pool.Refused:
+		l.metrics.refused.WithLabelValues(refusal(e.Err)).Inc()
+		l.answer(e.Waiter, answer{err: e.Err})
+	case pool.EndAttempt:
+		l.port.endAttempt(e.Slot, e.Cause)
+	case pool.SlotReturned:
+		l.metrics.returned.WithLabelValues(e.How.String()).Inc()
+	case pool.CatalogChanged:
+		l.models.Store(new(l.pool.Models()))
+		select {
+		case l.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (l *loop) answer(id pool.WaiterID, a answer) {
+	if w := l.waiters[id]; w != nil {
+		delete(l.waiters, id)
+		w.answer <- a
+	}
+}
+
+// refusal is a metric's label: a closed set.
+func refusal(err error) string {
+	switch {
+	case errors.Is(err, pool.ErrQueueFull):
+		return "queue_full"
+	case errors.Is(err, pool.ErrWaitExpired):
+		return "wait_expired"
+	case errors.Is(err, pool.ErrUnknownModel):
+		return "unknown_model"
+	case errors.Is(err, pool.ErrUnsupported):
+		return "unsupported"
+	case errors.Is(err, pool.ErrNoProvider):
+		return "no_provider"
+	case errors.Is(err, pool.ErrStopping):
+		return "stopping"
+	default:
+		return "other"
+	}
+}
+
+// Acquire implements httpapi.Pool.
+func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, error) {
+	w := &waiter{answer: make(chan answer, 1), request: pool.Request{
+		Waiter: pool.WaiterID(l.nextID.Add(1)), Model: want.Model, Principal: want.Principal,
+		Operation: want.Operation, Long: want.Long, MaxWait: want.MaxWait, Avoid: want.Avoid,
+	}}
+	l.in.put(item{isPool: true, waiter: w, pool: pool.Enqueue(&w.request)}, false)
+	select {
+	case a := <-w.answer:
+		return a.grant, a.err
+	case <-ctx.Done():
+		left := &waiter{answer: w.answer, request: w.request, leaving: true}
+		l.in.put(item{isPool: true, waiter: left}, false)
+		return httpapi.Grant{}, context.Cause(ctx)
+	case <-l.stopped:
+		return httpapi.Grant{}, pool.ErrStopping
+	}
+}
+
+// returnSlot gives a slot back; dispatch calls it, once per attempt. Attempts
+// that hold no slot of the pool (model lists) have the id 0.
+func (l *loop) returnSlot(slot pool.Slot, how pool.Return) {
+	if slot.ID != 0 {
+		l.in.put(item{isPool: true, pool: pool.ReturnSlot(slot.ID, how)}, false)
+	}
+}
+
+// Models implements httpapi.Pool.
+func (l *loop) Models() []httpapi.Model {
+	models := *l.models.Load()
+	out := make([]httpapi.Model, len(models))
+	for i, m := range models {
+		out[i] = httpapi.Model{ID: m.Name, Created: m.Since.Unix(), OwnedBy: "iop"}
+	}
+	return out
+}
+
+// ask runs fn on the loop and waits for it: a question to the cores.
+func (l *loop) ask(ctx context.Context, fn func()) error {
+	done := make(chan struct{})
+	l.in.put(item{do: func() { fn(); close(done) }}, false)
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-l.stopped:
+		return pool.ErrStopping
+	}
+}

@@ -1,0 +1,209 @@
+package up
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+)
+
+// Names that `iop up` gives where the configuration names nothing else.
+const (
+	DefaultEdge = "local"
+	DefaultNode = "here"
+)
+
+// Usual ports of local model servers: what `iop up` looks at (D2). They are all
+// adapters from the start; one that does not answer just lists no model.
+var localProviders = []struct{ name, url string }{
+	{"ollama", "http://127.0.0.1:11434"},
+	{"vllm", "http://127.0.0.1:8000"},
+	{"llamacpp", "http://127.0.0.1:8080"},
+	{"lmstudio", "http://127.0.0.1:1234"},
+}
+
+// Options are what the command line says.
+type Options struct {
+	Folder       Folder
+	Listen       string // "127.0.0.1:8400"
+	AdminListen  string // "127.0.0.1:8401"
+	BrokerListen string // "127.0.0.1:4222"
+	// Demo keeps the demo model also beside real ones.
+	Demo bool
+	// File is the operator's configuration, or nil.
+	File *configs.File
+}
+
+// Names returns the edge and node names of this fabric.
+func (o Options) Names() (edge, node string) {
+	edge, node = DefaultEdge, DefaultNode
+	if o.File != nil {
+		if o.File.Edge != nil && o.File.Edge.Name != "" {
+			edge = o.File.Edge.Name
+		}
+		if o.File.Node != nil && o.File.Node.Name != "" {
+			node = o.File.Node.Name
+		}
+	}
+	return edge, node
+}
+
+// Config completes the operator's configuration with what one process knows of
+// itself: keys, addresses, the members, the local providers.
+func Config(o Options) (*configs.File, error) {
+	f := o.Folder
+	edgeName, nodeName := o.Names()
+	out := configs.File{}
+	if o.File != nil {
+		out = *o.File
+	}
+	broker, edge, node := orNew(out.Broker), orNew(out.Edge), orNew(out.Node)
+	out.Broker, out.Edge, out.Node = broker, edge, node
+
+	public := map[string]string{}
+	for _, name := range []string{"issuer", "edge", "node"} {
+		k, err := identity.LoadNKey(f.NKey(name))
+		if err != nil {
+			return nil, err
+		}
+		public[name] = k.Public()
+	}
+	tls := func(role identity.Role) configs.TLS {
+		return configs.TLS{Certificate: f.Certificate(role), Key: f.key(role), CA: f.CA()}
+	}
+
+	set(&broker.Listen, o.BrokerListen)
+	def(&broker.Listen, "127.0.0.1:4222")
+	def(&broker.Name, "broker")
+	def(&broker.StoreDir, f.Store())
+	if broker.TLS == (configs.TLS{}) {
+		broker.TLS = tls(identity.RoleBroker)
+	}
+	def(&broker.IssuerKey, f.NKey("issuer"))
+	def(&broker.SystemKey, f.NKey("system"))
+	def(&broker.CalloutKey, f.NKey("callout"))
+	def(&broker.ServiceKey, f.NKey("service"))
+	broker.EdgeKeys = map[string]string{edgeName: public["edge"]}
+	broker.Members = append(broker.Members, configs.Member{Edge: edgeName, Role: "node", Name: nodeName, NKey: public["node"]})
+
+	set(&edge.Listen, o.Listen)
+	def(&edge.Listen, "127.0.0.1:8400")
+	set(&edge.AdminListen, o.AdminListen)
+	def(&edge.AdminListen, "127.0.0.1:8401")
+	def(&edge.Name, edgeName)
+	if edge.Broker.TLS == (configs.TLS{}) {
+		edge.Broker.TLS = tls(identity.RoleEdge)
+	}
+	def(&edge.Broker.NKey, f.NKey("edge"))
+	if len(edge.Issuers) == 0 {
+		edge.Issuers = []string{public["issuer"]}
+	}
+	if len(edge.Keys) == 0 {
+		edge.Keys = []configs.APIKey{{Name: "local", File: f.APIKey()}}
+	}
+	if !edge.Models.Auto && len(edge.Models.Groups) == 0 {
+		edge.Models.Auto = true
+	}
+	addLocalNode(edge, nodeName, o.Demo)
+
+	def(&node.Name, nodeName)
+	def(&node.Edge, edgeName)
+	if node.Broker.TLS == (configs.TLS{}) {
+		node.Broker.TLS = tls(identity.RoleNode)
+	}
+	def(&node.Broker.NKey, f.NKey("node"))
+	def(&node.CurveKey, f.NKey("curve"))
+	if node.Reconnect.MaxAttempts == nil {
+		node.Reconnect.MaxAttempts = new(0) // S3: `iop up` never gives up
+	}
+	if node.Reconnect.IntervalSec == nil {
+		node.Reconnect.IntervalSec = new(2)
+	}
+	if err := out.Complete("iop up"); err != nil {
+		return nil, err
+	}
+	return &out, nil
+}
+
+// addLocalNode gives this process's node the local providers, unless the
+// operator named that node's adapters.
+func addLocalNode(edge *configs.Edge, name string, demo bool) {
+	for _, n := range edge.Nodes {
+		if n.Name == name {
+			return
+		}
+	}
+	n := configs.EdgeNode{Name: name}
+	for _, p := range localProviders {
+		n.Adapters = append(n.Adapters, configs.Adapter{Name: p.name, Type: "openai_compat", BaseURL: p.url})
+	}
+	n.Adapters = append(n.Adapters, configs.Adapter{Name: "demo", Type: "demo", Fallback: !demo})
+	edge.Nodes = append(edge.Nodes, n)
+}
+
+// Sample is the configuration `iop init` writes: what `iop up` would do anyway,
+// with room to change it.
+func Sample(f Folder) string {
+	return fmt.Sprintf(`# iop on one host: iop up --config %s
+# Everything left out has the default that "iop up" without a file has.
+log:
+  level: info
+edge:
+  listen: 127.0.0.1:8400
+  admin_listen: 127.0.0.1:8401
+  keys:
+    - name: local
+      file: %s
+  models: auto
+  nodes:
+    - name: %s
+      adapters:
+        - name: ollama
+          type: openai_compat
+          base_url: http://127.0.0.1:11434
+          capacity: 8
+        - name: demo
+          type: demo
+          fallback: true
+broker:
+  listen: 127.0.0.1:4222
+node:
+  name: %s
+`, f.Config(), f.APIKey(), DefaultNode, DefaultNode)
+}
+
+// DefaultFolder is $XDG_DATA_HOME/iop, or ~/.local/share/iop.
+func DefaultFolder() (Folder, error) {
+	if dir := os.Getenv("XDG_DATA_HOME"); dir != "" {
+		return Folder(dir).join("iop"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("no home folder: name a data folder with --data-dir: %w", err)
+	}
+	return Folder(home).join(".local", "share", "iop"), nil
+}
+
+func (f Folder) join(elem ...string) Folder { return Folder(f.path(elem...)) }
+
+// orNew copies the section, so that the operator's file stays as it was read.
+func orNew[T any](p *T) *T {
+	if p == nil {
+		return new(T)
+	}
+	c := *p
+	return &c
+}
+
+func set(dst *string, v string) {
+	if v != "" {
+		*dst = v
+	}
+}
+
+func def(dst *string, v string) {
+	if *dst == "" {
+		*dst = v
+	}
+}

@@ -1,0 +1,177 @@
+package up
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/iop-fabric/iop/internal/identity"
+)
+
+// Lifetimes of what Prepare makes. Rotation is an operator's act on more than
+// one host; on one host a new folder does.
+const (
+	caLife   = 10 * 365 * 24 * time.Hour
+	certLife = 365 * 24 * time.Hour
+)
+
+// Folder is a data folder's layout.
+type Folder string
+
+func (f Folder) path(elem ...string) string {
+	return filepath.Join(append([]string{string(f)}, elem...)...)
+}
+
+// Certificate and Key name the files of one workload.
+func (f Folder) Certificate(role identity.Role) string { return f.path("pki", string(role)+".pem") }
+func (f Folder) key(role identity.Role) string         { return f.path("pki", string(role)+".key") }
+
+// CA is the certificate authority's certificate.
+func (f Folder) CA() string { return f.path("pki", "ca.pem") }
+
+// NKey names the file of one nkey: issuer, system, callout, service, edge,
+// node, curve.
+func (f Folder) NKey(name string) string { return f.path("keys", name+".nk") }
+
+// APIKey names the file with the first caller's key.
+func (f Folder) APIKey() string { return f.path("api-key") }
+
+// Store is where the broker keeps what the authority knows.
+func (f Folder) Store() string { return f.path("store") }
+
+// Config is where `iop init` writes the configuration.
+func (f Folder) Config() string { return f.path("iop.yaml") }
+
+var nkeyKinds = []struct {
+	name string
+	make func() (*identity.NKey, error)
+}{
+	{"issuer", identity.NewAccountKey},
+	{"system", identity.NewUserKey},
+	{"callout", identity.NewUserKey},
+	{"service", identity.NewUserKey},
+	{"edge", identity.NewUserKey},
+	{"node", identity.NewUserKey},
+	{"curve", identity.NewCurveKey},
+}
+
+// Prepare makes what the folder lacks and leaves what it has: a CA, a
+// certificate each for broker, edge and node, the nkeys, and one API key.
+func Prepare(f Folder, edge, node string) error {
+	for _, dir := range []string{string(f), f.path("pki"), f.path("keys"), f.Store()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("data folder: %w", err)
+		}
+	}
+	if err := prepareCertificates(f, edge, node); err != nil {
+		return err
+	}
+	for _, kind := range nkeyKinds {
+		file := f.NKey(kind.name)
+		if present(file) {
+			if _, err := identity.LoadNKey(file); err != nil {
+				return err
+			}
+			continue
+		}
+		k, err := kind.make()
+		if err != nil {
+			return err
+		}
+		if err := k.Save(file); err != nil {
+			return err
+		}
+	}
+	return prepareAPIKey(f)
+}
+
+func prepareCertificates(f Folder, edge, node string) error {
+	var ca *identity.CA
+	var err error
+	switch caCert, caKey := present(f.CA()), present(f.path("pki", "ca.key")); {
+	case caCert && caKey:
+		ca, err = identity.LoadCA(f.path("pki"))
+	case caCert || caKey:
+		return fmt.Errorf("%s: ca.pem and ca.key belong together, one of them is missing: restore it, or remove the folder to make new keys", f.path("pki"))
+	default:
+		if ca, err = identity.NewCA(identity.DefaultTrustDomain, caLife); err == nil {
+			err = ca.Save(f.path("pki"))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for _, w := range []struct {
+		id    identity.ID
+		hosts []string
+	}{
+		{identity.ID{Edge: "-", Role: identity.RoleBroker, Name: "broker"}, brokerHosts()},
+		{identity.ID{Edge: edge, Role: identity.RoleEdge, Name: edge}, nil},
+		{identity.ID{Edge: edge, Role: identity.RoleNode, Name: node}, nil},
+	} {
+		w.id.TrustDomain = identity.DefaultTrustDomain
+		certFile, keyFile := f.Certificate(w.id.Role), f.key(w.id.Role)
+		if present(certFile) || present(keyFile) {
+			c, err := identity.LoadCertificate(certFile, keyFile)
+			if err != nil {
+				return err
+			}
+			if c.ID() != w.id {
+				return fmt.Errorf("%s: is %s, but %s is configured: use the name it was made for, or remove the file and its key", certFile, c.ID(), w.id)
+			}
+			continue
+		}
+		c, err := ca.Issue(w.id, w.hosts, certLife)
+		if err != nil {
+			return err
+		}
+		if err := c.Save(certFile, keyFile); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// brokerHosts are the names the broker's certificate is good for.
+func brokerHosts() []string {
+	hosts := []string{"localhost", "127.0.0.1", "::1"}
+	if name, err := os.Hostname(); err == nil && name != "" && name != "localhost" {
+		hosts = append(hosts, name)
+	}
+	return hosts
+}
+
+func prepareAPIKey(f Folder) error {
+	if present(f.APIKey()) {
+		_, err := ReadAPIKey(f)
+		return err
+	}
+	var b [24]byte
+	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails
+	key := "sk-iop-" + base64.RawURLEncoding.EncodeToString(b[:])
+	return identity.WriteKeyFile(f.APIKey(), []byte(key+"\n"))
+}
+
+// ReadAPIKey reads the folder's API key.
+func ReadAPIKey(f Folder) (string, error) {
+	b, err := identity.ReadKeyFile(f.APIKey())
+	if err != nil {
+		return "", err
+	}
+	key := strings.TrimSpace(string(b))
+	if len(key) < 16 {
+		return "", fmt.Errorf("%s: holds no key: remove it to have a new one made", f.APIKey())
+	}
+	return key, nil
+}
+
+func present(file string) bool {
+	_, err := os.Lstat(file)
+	return err == nil || !errors.Is(err, fs.ErrNotExist)
+}

@@ -1,0 +1,275 @@
+package up
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/iop-fabric/iop/adapters/demo"
+	"github.com/iop-fabric/iop/adapters/openaicompat"
+	"github.com/iop-fabric/iop/agent"
+	"github.com/iop-fabric/iop/broker"
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/edge"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/internal/bus/natsbus"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/node"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// Info is what `iop up` tells once it serves.
+type Info struct {
+	BaseURL   string `json:"base_url"`
+	APIKey    string `json:"api_key"`
+	AdminURL  string `json:"admin_url"`
+	BrokerURL string `json:"broker_url"`
+	DataDir   string `json:"data_dir"`
+	// Models is what may be asked for right now.
+	Models []string `json:"models"`
+}
+
+// ErrLocked says that another process owns the folder.
+var ErrLocked = errors.New("another iop is running on this data folder")
+
+// Run starts the fabric and calls ready once callers are served. It returns
+// when ctx has ended and everything has stopped, or when a part failed.
+func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info)) error {
+	edgeName, nodeName := o.Names()
+	if err := os.MkdirAll(string(o.Folder), 0o700); err != nil {
+		return fmt.Errorf("data folder: %w", err)
+	}
+	unlock, err := lock(o.Folder)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := Prepare(o.Folder, edgeName, nodeName); err != nil {
+		return err
+	}
+	cfg, err := Config(o)
+	if err != nil {
+		return err
+	}
+	fabric, err := Build(cfg, log)
+	if err != nil {
+		return err
+	}
+	return fabric.Run(ctx, func() {
+		key, err := ReadAPIKey(o.Folder)
+		if err != nil {
+			key = ""
+		}
+		info := Info{
+			BaseURL: "http://" + fabric.Edge.Addr() + "/v1", APIKey: key, AdminURL: "http://" + fabric.Edge.AdminAddr(),
+			BrokerURL: fabric.Broker.ClientURL(), DataDir: string(o.Folder),
+		}
+		for _, m := range fabric.Edge.Models() {
+			info.Models = append(info.Models, m.ID)
+		}
+		ready(info)
+	})
+}
+
+func lock(f Folder) (unlock func(), err error) {
+	file, err := os.OpenFile(f.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("%s: %w", f, ErrLocked)
+	}
+	return func() { file.Close() }, nil
+}
+
+// Fabric is broker, Edge and Node of one process.
+type Fabric struct {
+	Broker  *broker.Broker
+	Edge    *edge.Edge
+	Node    *node.Node
+	Metrics *prometheus.Registry
+
+	cfg *configs.File
+	log *slog.Logger
+}
+
+// Build makes the parts; nothing listens yet.
+func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
+	f := &Fabric{cfg: cfg, log: log, Metrics: prometheus.NewRegistry()}
+	f.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	var err error
+	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With("role", "broker"), Metrics: f.Metrics, Now: time.Now}); err != nil {
+		return nil, err
+	}
+	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{Dial: f.dialEdge, Log: log.With("role", "edge"), Metrics: f.Metrics}); err != nil {
+		return nil, err
+	}
+	if f.Node, err = NewNode(*cfg.Node, func() []string { return []string{f.Broker.ClientURL()} }, log.With("role", "node"), f.Metrics); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Run starts the parts in order, calls ready once, and stops them in order.
+func (f *Fabric) Run(ctx context.Context, ready func()) error {
+	part := func(name string, run func(context.Context) error) *running {
+		r := &running{name: name, done: make(chan struct{})}
+		var partCtx context.Context
+		// Each part has a context of its own: the order of stopping is ours (I4).
+		partCtx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
+		go func() {
+			defer close(r.done)
+			r.err = run(partCtx)
+		}()
+		return r
+	}
+	var brokerPart, edgePart, nodePart *running
+	stop := func(err error) error {
+		for _, p := range []*running{edgePart, nodePart, brokerPart} { // I4
+			if p != nil {
+				err = errors.Join(err, p.stop())
+			}
+		}
+		return err
+	}
+	// up waits until a part serves; false: it ended, or we were told to stop.
+	up := func(p *running, ready <-chan struct{}) bool {
+		select {
+		case <-ready:
+			return true
+		case <-p.done:
+		case <-ctx.Done():
+		}
+		return false
+	}
+	brokerPart = part("broker", f.Broker.Run)
+	if !up(brokerPart, f.Broker.Ready()) {
+		return stop(brokerPart.ended(ctx))
+	}
+	edgePart = part("edge", f.Edge.Run)
+	if !up(edgePart, f.Edge.Ready()) {
+		return stop(edgePart.ended(ctx))
+	}
+	nodePart = part("node", f.Node.Run)
+	offers := f.Edge.Offers()
+	for {
+		select {
+		case <-offers:
+			offers = nil
+			ready()
+		case <-ctx.Done():
+			return stop(nil)
+		case <-brokerPart.done:
+			return stop(brokerPart.ended(ctx))
+		case <-nodePart.done:
+			return stop(nodePart.ended(ctx))
+		case <-edgePart.done:
+			return stop(edgePart.ended(ctx))
+		}
+	}
+}
+
+type running struct {
+	name   string
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+// ended is the error of a part that stopped by itself without one of its own;
+// its own is reported by stop.
+func (r *running) ended(ctx context.Context) error {
+	if ctx.Err() != nil || r.err != nil {
+		return nil
+	}
+	return fmt.Errorf("%s ended unasked", r.name)
+}
+
+func (r *running) stop() error {
+	r.cancel()
+	<-r.done
+	return r.err
+}
+
+func (f *Fabric) dialEdge(ctx context.Context, onError func(error)) (bus.Conn, error) {
+	key, err := identity.LoadNKey(f.cfg.Edge.Broker.NKey)
+	if err != nil {
+		return nil, err
+	}
+	return natsbus.Dial(ctx, natsbus.Options{
+		InProcess: f.Broker.InProcess(), Name: wire.NewToken() + wire.NewToken(),
+		Inbox:      subjects.EdgeInbox(f.cfg.Edge.Name),
+		NKeyPublic: key.Public(), Sign: key.Sign, Reconnect: true, OnError: onError,
+	})
+}
+
+// NewNode makes a node daemon that dials the URLs that urls returns.
+func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics prometheus.Registerer) (*node.Node, error) {
+	cert, err := identity.LoadCertificate(cfg.Broker.TLS.Certificate, cfg.Broker.TLS.Key)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := identity.LoadPool(cfg.Broker.TLS.CA)
+	if err != nil {
+		return nil, err
+	}
+	user, err := identity.LoadNKey(cfg.Broker.NKey)
+	if err != nil {
+		return nil, err
+	}
+	curve, err := identity.LoadNKey(cfg.CurveKey)
+	if err != nil {
+		return nil, err
+	}
+	instance := wire.NewToken()
+	dial := func(ctx context.Context) (bus.Conn, error) {
+		name := instance + wire.NewToken()
+		return natsbus.Dial(ctx, natsbus.Options{
+			URLs: urls(), Name: name, Inbox: subjects.NodeInbox(cfg.Edge, cfg.Name, name),
+			TLS:        &tls.Config{Certificates: []tls.Certificate{cert.TLS()}, RootCAs: pool, MinVersion: tls.VersionTLS13},
+			NKeyPublic: user.Public(), Sign: user.Sign, Timeout: 10 * time.Second,
+		})
+	}
+	return node.New(cfg, node.Deps{
+		Dial: dial, Adapters: NewAdapter, InstanceID: instance,
+		Identity: node.Identity{Certificate: cert, User: user, Curve: curve, CA: pool, TrustDomain: cfg.TrustDomain},
+		Log:      log, Metrics: metrics,
+	})
+}
+
+// NewAdapter makes an adapter of the type its configuration names.
+func NewAdapter(c *iopv1.AdapterConfig) (agent.Provider, error) {
+	switch c.GetType() {
+	case "openai_compat":
+		o := c.GetOpenaiCompat()
+		key := o.GetStaticKeyName()
+		return openaicompat.New(openaicompat.Options{
+			Name: c.GetName(), BaseURL: o.GetBaseUrl(),
+			StaticKey: func() (string, error) {
+				if key == "" {
+					return "", nil
+				}
+				v := os.Getenv(key)
+				if v == "" {
+					return "", fmt.Errorf("the key %s is not set on this node", key)
+				}
+				return v, nil
+			},
+		})
+	case "demo":
+		return demo.New(demo.Options{ChunkDelay: time.Duration(c.GetDemo().GetChunkDelayMs()) * time.Millisecond}), nil
+	default:
+		return nil, fmt.Errorf("adapter %q: type %q is not one of openai_compat, demo", c.GetName(), c.GetType())
+	}
+}

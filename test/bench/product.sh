@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# The product beside the bare hop and direct, in one interleaved run, on loopback:
+# `make bench`. ROUNDS, MODES and STREAMS as in run.sh. It stops what it started.
+set -euo pipefail
+cd "$(dirname "$0")"
+IOP=${IOP:-../../bin/iop}
+OUT=${OUT:-out/product}
+ROUNDS=${ROUNDS:-5}
+MODES=${MODES:-"json stream cancel bulk idle"}
+STREAMS=${STREAMS:-2000}
+mkdir -p bin "$OUT"
+rm -f "$OUT"/*.jsonl
+go build -o bin/ ./cmd/...
+PIDS=()
+DATA=$(mktemp -d)
+stop() { for p in "${PIDS[@]}"; do kill "$p" 2>/dev/null || true; done; rm -rf "$DATA"; }
+trap stop EXIT
+up() { "$@" >>"$OUT/procs.log" 2>&1 & PIDS+=($!); LAST=$!; }
+C=$OUT/certs
+up bin/mockprovider; MOCK=$LAST
+up bin/natshop -role edge+broker -addr 127.0.0.1:18005 -broker 127.0.0.1:18223 -certs "$C"; E=$LAST
+until [ -f "$C/client.key" ]; do sleep 0.1; done; sleep 0.5
+up bin/natshop -role node -broker 127.0.0.1:18223 -certs "$C"; N=$LAST
+cat >"$DATA/iop.yaml" <<Y
+log: {level: warn}
+edge:
+  models: auto
+  nodes:
+    - name: here
+      adapters:
+        - {name: mock, type: openai_compat, base_url: "http://127.0.0.1:18000", capacity: 20000}
+Y
+"$IOP" up --data-dir "$DATA/d" --config "$DATA/iop.yaml" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --broker-listen 127.0.0.1:0 --json >"$DATA/up.json" 2>>"$OUT/procs.log" & PIDS+=($!); I=$!
+until [ -s "$DATA/up.json" ]; do sleep 0.1; kill -0 $I; done
+field() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" "$DATA/up.json"; }
+URL=$(field base_url); KEY=$(field api_key)
+T=(-t "direct|http://127.0.0.1:18000|$MOCK" -t "nats-min-embedded|http://127.0.0.1:18005|$E,$N" -t "iop|${URL%/v1}|$I|m|$KEY")
+sleep 1
+L=bin/load
+for m in $MODES; do
+  case $m in
+  json)
+    $L -mode small-json -c 1 -d 1500ms -rounds "$ROUNDS" "${T[@]}" >"$OUT/json-c1.jsonl"
+    $L -mode small-json -c 16 -d 1500ms -rounds "$ROUNDS" "${T[@]}" >"$OUT/json-c16.jsonl" ;;
+  stream)
+    $L -mode stream -c 32 -delay-us 20000 -chunks 50 -d 2500ms -rounds "$ROUNDS" "${T[@]}" >"$OUT/stream-paced.jsonl"
+    $L -mode stream -c 8 -chunks 200 -d 2s -rounds "$ROUNDS" "${T[@]}" >"$OUT/stream-max.jsonl" ;;
+  bulk)
+    $L -mode download -c 2 -mib 32 -d 2s -rounds "$ROUNDS" "${T[@]}" >"$OUT/download.jsonl"
+    $L -mode upload -c 2 -mib 32 -d 2s -rounds "$ROUNDS" "${T[@]}" >"$OUT/upload.jsonl" ;;
+  idle) $L -mode idle -c "$STREAMS" -delay-us 10000000 -d 4s -rounds 1 "${T[@]}" >"$OUT/idle.jsonl" ;;
+  cancel) $L -mode cancel -n 30 -rounds 3 "${T[@]}" >"$OUT/cancel.jsonl" ;;
+  esac
+  echo "$m done: load $(cut -d' ' -f1-3 /proc/loadavg)"
+done
+bin/table "$OUT"/*.jsonl
+bin/ratios "$OUT"/*.jsonl
