@@ -1,0 +1,250 @@
+package httpapi
+
+import (
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/edge/dispatch"
+	"github.com/iop-fabric/iop/wire"
+)
+
+// Config is what an operator set.
+type Config struct {
+	Limits configs.Limits
+	// Keys let callers in; without one nobody comes in.
+	Keys []Key
+	// OptInHeaders adds x-iop-node, x-iop-provider, x-iop-attempts and
+	// x-iop-queue-ms to answers (E11).
+	OptInHeaders bool
+	// SpoolDir is where large bodies are kept; empty: the system's.
+	SpoolDir string
+	// Long tells whether a request of that many estimated prompt tokens needs a
+	// long-context place (Q2); nil: none does.
+	Long func(model string, promptTokens int64) bool
+}
+
+// Deps are the API's collaborators. Log, Metrics and Now may be left out.
+type Deps struct {
+	Pool    Pool
+	Runner  dispatch.Runner
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+	Now     func() time.Time
+}
+
+// API is the callers' surface. It is safe for concurrent use and starts no
+// goroutine.
+type API struct {
+	cfg     Config
+	pool    Pool
+	runner  dispatch.Runner
+	log     *slog.Logger
+	now     func() time.Time
+	keys    []*keyState
+	bodies  *bodies
+	metrics *metrics
+}
+
+// New returns an API. Zero limits mean the defaults that configs.Limits names.
+func New(cfg Config, deps Deps) *API {
+	cfg.Limits = withDefaults(cfg.Limits)
+	a := &API{cfg: cfg, pool: deps.Pool, runner: deps.Runner, log: deps.Log, now: deps.Now}
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+	}
+	if a.now == nil {
+		a.now = time.Now
+	}
+	for _, k := range cfg.Keys {
+		a.keys = append(a.keys, newKeyState(k))
+	}
+	l := cfg.Limits
+	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir}
+	a.metrics = newMetrics(deps.Metrics, a.bodies)
+	return a
+}
+
+func withDefaults(l configs.Limits) configs.Limits {
+	or(&l.Body, 64<<20)
+	or(&l.BodyMemory, 1<<20)
+	or(&l.BodiesTotal, 4<<30)
+	or(&l.Header, 64<<10)
+	or(&l.ReadHeader, 10*time.Second)
+	or(&l.Idle, 2*time.Minute)
+	or(&l.WriteStall, 2*time.Minute)
+	return l
+}
+
+func or[T comparable](v *T, fallback T) {
+	var zero T
+	if *v == zero {
+		*v = fallback
+	}
+}
+
+// Handler returns the surface as a handler. To end what runs, cancel the base
+// context of its server with a cause, such as pool.ErrStopping: a cancelled
+// request context without one means that the caller left.
+func (a *API) Handler() http.Handler { return http.HandlerFunc(a.serve) }
+
+// Server returns a server for h with the limits of Z3 set, for the shell to run
+// on its listener.
+func (a *API) Server(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: a.cfg.Limits.ReadHeader,
+		IdleTimeout:       a.cfg.Limits.Idle,
+		MaxHeaderBytes:    a.cfg.Limits.Header,
+		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+		// OPTIONS * is answered by h too, with its x-request-id.
+		DisableGeneralOptionsHandler: true,
+	}
+}
+
+// route is one thing that is served.
+type route struct {
+	operation string // also the metrics' label
+	method    string // GET includes HEAD
+	path      string // exact, or with a '/' at its end a prefix
+	serve     func(*API, *exchange, *http.Request) reason
+}
+
+// The operations of this surface, as labels and as profiles name them.
+const (
+	opChat   = "chat_completions"
+	opModels = "models"
+	opModel  = "model"
+	opRoot   = "root"
+	opOther  = "other"
+)
+
+// routes is the whole surface. A path is matched as the caller spelt it, before
+// any decoding, and what a provider gets is the route's own path.
+var routes = []route{
+	{opChat, http.MethodPost, "/v1/chat/completions", (*API).relay},
+	{opModels, http.MethodGet, "/v1/models", (*API).listModels},
+	{opModel, http.MethodGet, "/v1/models/", (*API).getModel},
+	{opRoot, http.MethodGet, "/", (*API).root},
+}
+
+var otherRoute = route{operation: opOther}
+
+func match(path string) (*route, bool) {
+	for i := range routes {
+		r := &routes[i]
+		if path == r.path || (r.operation == opModel && strings.HasPrefix(path, r.path)) {
+			return r, true
+		}
+	}
+	return &otherRoute, false
+}
+
+func (r *route) allow() string {
+	if r.method == http.MethodGet {
+		return "GET, HEAD, OPTIONS"
+	}
+	return r.method + ", OPTIONS"
+}
+
+func (r *route) takes(method string) bool {
+	return method == r.method || (method == http.MethodHead && r.method == http.MethodGet)
+}
+
+// serve is the life of one request.
+func (a *API) serve(w http.ResponseWriter, r *http.Request) {
+	x := newExchange(a, w, r)
+	defer a.metrics.enter()()
+	why := a.admit(x, r)
+	abort := x.conclude(r, why)
+	a.record(r.Context(), x, why)
+	if abort {
+		panic(http.ErrAbortHandler) // net/http's way to break the connection
+	}
+}
+
+// admit finds the route, checks what comes before any key, and serves.
+func (a *API) admit(x *exchange, r *http.Request) reason {
+	path := r.URL.EscapedPath()
+	rt, known := match(path)
+	x.route = rt
+	switch {
+	case r.Method == http.MethodConnect:
+		return x.refuseMethod(rt)
+	case !addressedToUs(r):
+		return misdirected
+	case asksUpgrade(r.Header):
+		return upgradeAsked
+	case r.Method == http.MethodOptions && (known || path == "*"):
+		return x.options(rt)
+	case !known:
+		x.detail = pathHint(r)
+		return unknownPath
+	case !rt.takes(r.Method):
+		return x.refuseMethod(rt)
+	}
+	return rt.serve(a, x, r)
+}
+
+// addressedToUs refuses a request line with another server's authority: nothing
+// is proxied here. An absolute form that names the very address it came to is
+// the origin form in other words.
+func addressedToUs(r *http.Request) bool {
+	if r.URL.Scheme == "" && r.URL.Host == "" && r.URL.User == nil {
+		return true
+	}
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(interface{ String() string })
+	return ok && r.URL.User == nil && r.URL.Host == local.String()
+}
+
+// asksUpgrade reports whether the caller wants another protocol. An offer of
+// HTTP/2 in clear text may be left alone (RFC 9113, 3.1 and RFC 9110, 7.8), and
+// some clients make it with every request.
+func asksUpgrade(h http.Header) bool {
+	for _, v := range h["Upgrade"] {
+		if !strings.EqualFold(strings.TrimSpace(v), "h2c") {
+			return true
+		}
+	}
+	return false
+}
+
+// pathHint names the base URL that the caller probably meant (A46).
+func pathHint(r *http.Request) string {
+	base := "/v1"
+	if host := r.Host; host != "" && strings.Trim(host, hostChars) == "" {
+		scheme := "http://"
+		if r.TLS != nil {
+			scheme = "https://"
+		}
+		base = scheme + host + "/v1"
+	}
+	hint := "nothing is served at this path; the base URL is " + base
+	if strings.HasPrefix(r.URL.Path, "/v1/v1") {
+		hint += ", and the path holds /v1 twice"
+	}
+	return hint
+}
+
+const hostChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-:[]_"
+
+// modelID returns the id in a path of opModel, with its slashes plain or encoded.
+func modelID(path string) (string, bool) {
+	id, err := url.PathUnescape(strings.TrimPrefix(path, "/v1/models/"))
+	return id, err == nil
+}
+
+// requestID is minted for each request; a clean one of the caller's is what the
+// answer shows.
+func requestID(h http.Header) (minted, shown string) {
+	minted = wire.NewRunID()
+	if own, ok := cleanRequestID(h); ok {
+		return minted, own
+	}
+	return minted, minted
+}

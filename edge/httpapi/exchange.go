@@ -1,0 +1,390 @@
+package httpapi
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// exchange is one request and its answer. It is the dispatch.Writer of the
+// request's attempts.
+type exchange struct {
+	api   *API
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	h2    bool
+	route *route
+
+	began   time.Time
+	id      string // minted
+	key     *keyState
+	scan    scanner
+	named   named
+	model   string // once the pool knew it
+	detail  string // for the caller, in place of the table's message
+	bodyIn  int64
+	unread  bool // the caller's body was not read to its end
+	granted Grant
+	tries   int
+	waited  time.Duration
+
+	readArmed, writeArmed time.Time
+
+	committed bool
+	status    int
+	firstByte time.Time
+	sent      int64
+	usage     *iopv1.Usage
+	length    int64 // the answer's Content-Length, or -1
+	bodiless  bool
+	events    *eventWatch // of an event stream that is readable
+	broken    error       // the caller cannot be written to
+	fault     *wire.Error // the answer must not be written
+	cut       bool        // the answer ended before its own end
+}
+
+func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
+	x := &exchange{api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2,
+		began: a.now(), route: &otherRoute, length: -1}
+	x.unread = !x.h2 && r.ContentLength != 0
+	x.scan.init()
+	var shown string
+	x.id, shown = requestID(r.Header)
+	w.Header()["X-Request-Id"] = []string{shown}
+	return x
+}
+
+// --- bounds of time -------------------------------------------------------
+
+// armRead bounds the wait for the caller's next byte. Setting a deadline for
+// each read would cost more than many reads; so it is set for five quarters of
+// the bound, whenever a quarter of it has passed.
+func (x *exchange) armRead() {
+	stall := x.api.cfg.Limits.WriteStall
+	if now := x.api.now(); now.Sub(x.readArmed) > stall/4 {
+		x.readArmed = now
+		_ = x.rc.SetReadDeadline(now.Add(stall + stall/4)) // a writer without deadlines has none to miss
+	}
+}
+
+// disarmRead lets the connection be watched for ever; a deadline that passed
+// would look like a caller who left.
+func (x *exchange) disarmRead() { _ = x.rc.SetReadDeadline(time.Time{}) }
+
+// armWrite bounds the wait for the caller to take a byte (E10), as armRead does.
+// On HTTP/2 a deadline that passes resets the stream also while nothing is
+// written, so there it stands only during a write.
+func (x *exchange) armWrite() {
+	stall := x.api.cfg.Limits.WriteStall
+	if now := x.api.now(); x.h2 || now.Sub(x.writeArmed) > stall/4 {
+		x.writeArmed = now
+		_ = x.rc.SetWriteDeadline(now.Add(stall + stall/4))
+	}
+}
+
+func (x *exchange) disarmWrite() {
+	if x.h2 {
+		_ = x.rc.SetWriteDeadline(time.Time{})
+	}
+}
+
+// stallReader is a request body whose reads are bounded in time.
+type stallReader struct {
+	x *exchange
+	r io.Reader
+}
+
+func (s stallReader) Read(p []byte) (int, error) {
+	s.x.armRead()
+	return s.r.Read(p)
+}
+
+// --- dispatch.Writer ------------------------------------------------------
+
+// Start commits status and headers to the caller.
+func (x *exchange) Start(status int, header []*iopv1.Header) error {
+	if status < 200 || status > 599 {
+		return x.refuse(wire.Errorf(wire.Protocol, "the answer has no final status"))
+	}
+	h := x.w.Header()
+	shown := h["X-Request-Id"]
+	clear(h) // of an attempt before this one
+	length, fault := fromProvider(h, header)
+	if fault != nil {
+		clear(h)
+		h["X-Request-Id"] = shown
+		return x.refuse(fault)
+	}
+	h["X-Request-Id"] = shown
+	if _, ok := h["Content-Type"]; !ok {
+		h["Content-Type"] = nil // net/http would guess one
+	}
+	x.optIn(h)
+	x.length = length
+	x.status = status
+	x.bodiless = status == http.StatusNoContent || status == http.StatusNotModified
+	if isEventStream(h) && length < 0 && !x.bodiless {
+		x.events = &eventWatch{}
+	}
+	x.armWrite()
+	x.committed = true
+	x.firstByte = x.api.now()
+	x.w.WriteHeader(status)
+	if x.named.stream || x.events != nil {
+		return x.Flush()
+	}
+	x.disarmWrite()
+	return nil
+}
+
+// refuse keeps an answer from being written.
+func (x *exchange) refuse(fault *wire.Error) error {
+	x.fault = fault
+	return fault
+}
+
+// Body hands bytes on as they are.
+func (x *exchange) Body(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if x.broken != nil {
+		return x.broken
+	}
+	if x.bodiless || (x.length >= 0 && x.sent+int64(len(p)) > x.length) {
+		return x.refuse(wire.Errorf(wire.Protocol, "the answer is longer than it said"))
+	}
+	x.armWrite()
+	n, err := x.w.Write(p)
+	x.disarmWrite()
+	x.sent += int64(n)
+	if x.events != nil {
+		x.events.add(p[:n])
+	}
+	return x.wrote(err)
+}
+
+// Flush sends what Body kept back.
+func (x *exchange) Flush() error {
+	if x.broken != nil {
+		return x.broken
+	}
+	if !x.committed {
+		return nil // a flush would commit a status nobody gave
+	}
+	x.armWrite()
+	err := x.rc.Flush()
+	x.disarmWrite()
+	return x.wrote(err)
+}
+
+// Trailer hands trailers on; HTTP/1.1 has room for them only where no length
+// was given.
+func (x *exchange) Trailer(fields []*iopv1.Header) error {
+	h := x.w.Header()
+	for _, f := range fields {
+		if !validName(f.GetName()) || !validValue(f.GetValue()) {
+			return x.refuse(wire.Errorf(wire.Protocol, "the answer has a malformed trailer"))
+		}
+		name := http.CanonicalHeaderKey(f.GetName())
+		if answerPolicy[name] != pass || trailerNever[name] {
+			continue
+		}
+		h[http.TrailerPrefix+name] = append(h[http.TrailerPrefix+name], string(f.GetValue()))
+	}
+	return nil
+}
+
+func (x *exchange) wrote(err error) error {
+	if err != nil && !errors.Is(err, http.ErrNotSupported) {
+		x.broken = err
+	}
+	return x.broken
+}
+
+// optIn tells who answered, where the operator wants that told (E11).
+func (x *exchange) optIn(h http.Header) {
+	if !x.api.cfg.OptInHeaders || x.tries == 0 {
+		return
+	}
+	h["X-Iop-Attempts"] = []string{strconv.Itoa(x.tries)}
+	h["X-Iop-Queue-Ms"] = []string{strconv.FormatInt(x.waited.Milliseconds(), 10)}
+	if s := x.granted.Slot; s.Node != "" && validValue(s.Node) && validValue(s.Provider) {
+		h["X-Iop-Node"] = []string{s.Node}
+		h["X-Iop-Provider"] = []string{s.Provider}
+	}
+}
+
+// --- answers of our own -----------------------------------------------------
+
+// conclude ends the answer. abort asks for the connection to be broken, so that
+// a caller can tell a cut from an end (I5).
+func (x *exchange) conclude(r *http.Request, why reason) (abort bool) {
+	switch {
+	case why == "":
+		return false
+	case why == callerGone && (x.broken != nil || r.Context().Err() != nil):
+		// Nobody is there, or somebody who takes nothing: neither a 200 without
+		// bytes nor a proper end of a chunked body may follow.
+		return true
+	case !x.committed:
+		x.refuseWith(why)
+		return x.broken != nil
+	case x.events != nil && !x.events.whole() && x.fault == nil && !x.cut:
+		x.armWrite()
+		_, err := x.w.Write(x.events.failure(why))
+		return x.wrote(err) != nil
+	default:
+		// What was given is a true beginning of the answer; it goes out before the
+		// connection breaks.
+		_ = x.Flush()
+		return true
+	}
+}
+
+// refuseWith answers a request with a JSON error.
+func (x *exchange) refuseWith(why reason) {
+	ro := rowOf(why)
+	h := x.w.Header()
+	if ro.retryAfter > 0 {
+		h["Retry-After"] = []string{strconv.Itoa(ro.retryAfter)}
+	}
+	if why == noKey {
+		h["Www-Authenticate"] = []string{"Bearer"}
+	}
+	x.optIn(h)
+	x.writeJSON(ro.status, openAIError(why, x.detail))
+}
+
+// discardTime bounds how long the rest of a refused body is read.
+const discardTime = 5 * time.Second
+
+// leaveBody keeps an answer from waiting for a body that nobody will read. What
+// the caller still sends is read for a moment after it, so that a reset does not
+// overtake the answer.
+func (x *exchange) leaveBody() {
+	if x.unread {
+		x.w.Header()["Connection"] = []string{"close"}
+		_ = x.rc.SetReadDeadline(x.api.now().Add(discardTime))
+	}
+}
+
+func (x *exchange) writeJSON(status int, b []byte) {
+	h := x.w.Header()
+	h["Content-Type"] = []string{"application/json"}
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	x.leaveBody()
+	x.committed, x.status, x.firstByte = true, status, x.api.now()
+	x.armWrite()
+	x.w.WriteHeader(status)
+	n, err := x.w.Write(b)
+	x.sent += int64(n)
+	if !errors.Is(err, http.ErrBodyNotAllowed) { // HEAD
+		_ = x.wrote(err)
+	}
+}
+
+func (x *exchange) refuseMethod(rt *route) reason {
+	if rt.method != "" {
+		x.w.Header()["Allow"] = []string{rt.allow()}
+	} else {
+		x.w.Header()["Allow"] = []string{"GET, HEAD, POST, OPTIONS"}
+	}
+	return badMethod
+}
+
+func (x *exchange) options(rt *route) reason {
+	_ = x.refuseMethod(rt)
+	x.leaveBody()
+	x.committed, x.status = true, http.StatusNoContent
+	x.armWrite()
+	x.w.WriteHeader(http.StatusNoContent)
+	return ""
+}
+
+// --- event streams ----------------------------------------------------------
+
+// isEventStream reports whether the answer is a stream of events that we could
+// add one to: an encoded one we cannot.
+func isEventStream(h http.Header) bool {
+	if v := h["Content-Encoding"]; len(v) > 0 && !strings.EqualFold(v[0], "identity") {
+		return false
+	}
+	v := h["Content-Type"]
+	if len(v) == 0 {
+		return false
+	}
+	kind, _, _ := strings.Cut(v[0], ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
+}
+
+// eventWatch keeps the first and last bytes of an event stream; the events
+// themselves are not read.
+type eventWatch struct {
+	head    [512]byte
+	tail    [256]byte
+	headLen int
+	tailLen int
+}
+
+func (e *eventWatch) add(p []byte) {
+	if e.headLen < len(e.head) {
+		e.headLen += copy(e.head[e.headLen:], p)
+	}
+	if n := len(e.tail); len(p) >= n {
+		e.tailLen = copy(e.tail[:], p[len(p)-n:])
+		return
+	}
+	keep := min(e.tailLen, len(e.tail)-len(p))
+	copy(e.tail[:], e.tail[e.tailLen-keep:e.tailLen])
+	e.tailLen = keep + copy(e.tail[keep:], p)
+}
+
+// whole reports whether the stream's own end was seen.
+func (e *eventWatch) whole() bool { return bytes.Contains(e.tail[:e.tailLen], []byte("[DONE]")) }
+
+// unfinished reports whether a stream that ended speaks the dialect and lacks
+// the marker that ends it there: its provider stopped half way and said nothing
+// (A09). Streams of any other look are not judged.
+func (e *eventWatch) unfinished() bool {
+	return bytes.Contains(e.head[:e.headLen], []byte(`"chat.completion.chunk"`)) && !e.whole()
+}
+
+// failure is the dialect's error event, begun on a line of its own wherever the
+// provider's bytes stopped.
+func (e *eventWatch) failure(why reason) []byte {
+	var b []byte
+	if lines := e.newlines(); e.tailLen > 0 {
+		for range 2 - lines {
+			b = append(b, '\n')
+		}
+	}
+	b = append(b, "data: "...)
+	b = append(b, openAIError(why, "")...)
+	return append(b, "\n\n"...)
+}
+
+// newlines counts the line ends, up to two, that the stream ends with.
+func (e *eventWatch) newlines() (n int) {
+	for i := e.tailLen - 1; i >= 0 && n < 2; i-- {
+		switch e.tail[i] {
+		case '\n':
+			n++
+			if i > 0 && e.tail[i-1] == '\r' {
+				i--
+			}
+		case '\r':
+			n++
+		default:
+			return n
+		}
+	}
+	return n
+}

@@ -1,0 +1,153 @@
+package httpapi
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// The log's one event and its keys.
+const (
+	EventRequest = "edge.request"
+
+	keyRequest   = "request_id"
+	keyOperation = "operation"
+	keyPrincipal = "principal"
+	keyModel     = "model"
+	keyProvider  = "provider"
+	keyNode      = "node"
+	keyAttempts  = "attempts"
+	keyQueueWait = "queue_wait"
+	keyFirstByte = "first_byte"
+	keyDuration  = "duration"
+	keyBytesIn   = "bytes_in"
+	keyBytesOut  = "bytes_out"
+	keyStatus    = "status"
+	keyClass     = "class"
+	keyTokensIn  = "input_tokens"
+	keyTokensOut = "output_tokens"
+)
+
+// served is the class of what went well, in logs and metrics.
+const served = "ok"
+
+type metrics struct {
+	requests  *prometheus.CounterVec
+	attempts  *prometheus.CounterVec
+	inFlight  prometheus.Gauge
+	duration  map[string]prometheus.Observer // by operation: looked up for each call
+	firstByte map[string]prometheus.Observer
+}
+
+func newMetrics(reg prometheus.Registerer, held *bodies) *metrics {
+	if reg == nil {
+		reg = prometheus.NewRegistry()
+	}
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "iop_edge_http_requests_total",
+			Help: "Requests of callers, by operation and by how they ended.",
+		}, []string{"operation", "class"}),
+		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "iop_edge_http_attempts_total",
+			Help: "Attempts made for callers' requests, by how they ended.",
+		}, []string{"class"}),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "iop_edge_http_requests_in_flight",
+			Help: "Requests of callers that are being served.",
+		}),
+		duration:  map[string]prometheus.Observer{},
+		firstByte: map[string]prometheus.Observer{},
+	}
+	duration := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "iop_edge_http_request_duration_seconds",
+		Help:    "Time from a request's header to the end of its answer.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 4, 11), // 1 ms to 17 min
+	}, []string{"operation"})
+	firstByte := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "iop_edge_http_first_byte_seconds",
+		Help:    "Time from a request's header to the answer's first byte.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 4, 11),
+	}, []string{"operation"})
+	bodyBytes := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "iop_edge_http_held_body_bytes",
+		Help: "Bytes of request bodies held in memory and in files.",
+	}, func() float64 { return float64(held.held.Load()) })
+	reg.MustRegister(m.requests, m.attempts, m.inFlight, duration, firstByte, bodyBytes)
+	for _, op := range []string{opChat, opModels, opModel, opRoot, opOther} {
+		m.duration[op] = duration.WithLabelValues(op)
+		m.firstByte[op] = firstByte.WithLabelValues(op)
+	}
+	return m
+}
+
+// enter counts a request in and returns what counts it out.
+func (m *metrics) enter() (leave func()) {
+	m.inFlight.Inc()
+	return m.inFlight.Dec
+}
+
+func (m *metrics) attempt(why reason) { m.attempts.WithLabelValues(class(why)).Inc() }
+
+func class(why reason) string {
+	if why == "" {
+		return served
+	}
+	return string(why)
+}
+
+// record logs and counts a request, once, after its answer.
+func (a *API) record(ctx context.Context, x *exchange, why reason) {
+	now := a.now()
+	took := now.Sub(x.began)
+	op := x.route.operation
+	a.metrics.requests.WithLabelValues(op, class(why)).Inc()
+	a.metrics.duration[op].Observe(took.Seconds())
+	if !x.firstByte.IsZero() {
+		a.metrics.firstByte[op].Observe(x.firstByte.Sub(x.began).Seconds())
+	}
+	if !a.log.Enabled(ctx, slog.LevelInfo) {
+		return
+	}
+	status := x.status
+	if status == 0 && why != "" {
+		status = statusOf(why)
+	}
+	attrs := make([]slog.Attr, 0, 16)
+	attrs = append(attrs,
+		slog.String(keyRequest, x.id),
+		slog.String(keyOperation, op),
+		slog.Int(keyStatus, status),
+		slog.String(keyClass, class(why)),
+		slog.Duration(keyDuration, took),
+		slog.Int64(keyBytesIn, x.bodyIn),
+		slog.Int64(keyBytesOut, x.sent),
+	)
+	if x.key != nil {
+		attrs = append(attrs, slog.String(keyPrincipal, x.key.principal))
+	}
+	if !x.firstByte.IsZero() {
+		attrs = append(attrs, slog.Duration(keyFirstByte, x.firstByte.Sub(x.began)))
+	}
+	if x.tries > 0 {
+		attrs = append(attrs,
+			slog.String(keyModel, x.model),
+			slog.String(keyProvider, x.granted.Slot.Provider),
+			slog.String(keyNode, x.granted.Slot.Node),
+			slog.Int(keyAttempts, x.tries),
+			slog.Duration(keyQueueWait, x.waited),
+		)
+	}
+	attrs = append(attrs, tokens(x.usage)...)
+	a.log.LogAttrs(ctx, slog.LevelInfo, EventRequest, attrs...)
+}
+
+func tokens(u *iopv1.Usage) []slog.Attr {
+	if u == nil {
+		return nil
+	}
+	return []slog.Attr{slog.Int64(keyTokensIn, u.GetInputTokens()), slog.Int64(keyTokensOut, u.GetOutputTokens())}
+}

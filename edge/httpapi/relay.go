@@ -1,0 +1,150 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/iop-fabric/iop/edge/dispatch"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+const (
+	// retryWait bounds the queueing for another attempt. A request that already
+	// failed once would rather hear why than wait as long as a new one.
+	retryWait = 5 * time.Second
+	// bytesPerToken is the usual rough measure of a prompt's length.
+	bytesPerToken = 4
+)
+
+// relay serves a request from a provider, through a tunnel.
+func (a *API) relay(x *exchange, r *http.Request) reason {
+	if why := a.enter(x, r); why != "" {
+		return why
+	}
+	defer x.key.leave()
+	header, why := toProvider(r.Header)
+	if why != "" {
+		return why
+	}
+	b, why := a.readBody(x, r)
+	if why != "" {
+		return why
+	}
+	defer b.close()
+	return a.attempts(x, r, header, b)
+}
+
+// enter admits by key and by what the request's head tells.
+func (a *API) enter(x *exchange, r *http.Request) reason {
+	k := a.authenticate(r.Header)
+	if k == nil {
+		return noKey
+	}
+	for _, v := range r.Header["Content-Encoding"] {
+		if v != "" && v != "identity" {
+			return badEncoding
+		}
+	}
+	if !k.enter(a.cfg.Limits.StreamsPerKey) {
+		return tooManyOfKey
+	}
+	x.key = k
+	return ""
+}
+
+// readBody reads the whole body before anything is dispatched: to name the
+// model, to be able to send it twice, and because net/http sees a caller leave
+// only after the body's end (E5).
+func (a *API) readBody(x *exchange, r *http.Request) (*body, reason) {
+	b, why := a.bodies.read(r.Context(), stallReader{x, r.Body}, r.ContentLength, x.scan.feed)
+	if why != "" {
+		return nil, why
+	}
+	x.unread = false
+	x.bodyIn = b.size
+	x.disarmRead()
+	x.named, why, x.detail = x.scan.finish()
+	switch {
+	case why != "":
+	case !x.key.allows(x.named.model):
+		why = forbidden
+	default:
+		return b, ""
+	}
+	b.close()
+	return nil, why
+}
+
+// attempts makes up to maxAttempts of them (H6).
+func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *body) (why reason) {
+	ctx := r.Context()
+	want := Want{Model: x.named.model, Principal: x.key.principal, Operation: x.route.operation}
+	if a.cfg.Long != nil {
+		want.Long = a.cfg.Long(want.Model, b.size/bytesPerToken)
+	}
+	for {
+		grant, err := a.pool.Acquire(ctx, want)
+		if err != nil {
+			if gone := cancelled(ctx); gone != "" {
+				return gone
+			}
+			if x.tries > 0 {
+				return why // the failure that asked for another attempt tells more
+			}
+			return reasonOf(err)
+		}
+		x.model = want.Model
+		x.granted = grant
+		x.waited += grant.Waited
+		x.tries++
+		content, size := b.naming(x.named, grant.Slot.Target)
+		result := a.runner.Do(ctx, dispatch.Attempt{
+			RunID:        wire.NewRunID(),
+			Slot:         grant.Slot,
+			Operation:    x.route.operation,
+			Method:       x.route.method,
+			Path:         x.route.path,
+			RawQuery:     r.URL.RawQuery,
+			Header:       header,
+			Body:         content,
+			BodySize:     size,
+			Stream:       x.named.stream,
+			StallTimeout: grant.StallTimeout,
+		}, x)
+		why = x.outcome(ctx, result)
+		a.metrics.attempt(why)
+		if !next(why, x.committed, x.tries) {
+			return why
+		}
+		want.Avoid = append(want.Avoid, grant.Slot.Provider)
+		want.MaxWait = retryWait
+	}
+}
+
+// outcome judges an attempt by its terminal and by what became of the answer.
+func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
+	x.usage = result.Usage
+	gone := cancelled(ctx)
+	switch {
+	case x.fault != nil:
+		return brokenAnswer
+	case x.broken != nil:
+		return callerGone
+	case result.Err == nil && !x.committed:
+		return brokenAnswer // an end without a beginning; never a 200 without bytes
+	case result.Err == nil && x.length >= 0 && x.sent < x.length && !x.bodiless:
+		x.cut = true
+		return brokenAnswer
+	case result.Err == nil && x.events != nil && x.named.stream && x.events.unfinished():
+		x.cut = true
+		return reason(wire.Provider)
+	case result.Err == nil:
+		return ""
+	case gone != "":
+		return gone
+	default:
+		return reasonOfClass(result.Err.Class)
+	}
+}
