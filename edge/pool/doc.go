@@ -29,8 +29,8 @@
 //	    served; principals, and models behind one adapter, take turns (Q3).
 //	I5  Nothing is granted under a generation that is not its node's active one;
 //	    Fence ends all slots of a generation in one step (F3).
-//	I6  An event of a generation that is not the node's active one changes
-//	    nothing (F5).
+//	I6  An event of a generation below the highest the node had, or that ended,
+//	    changes nothing (F5).
 //	I7  A request that waits leaves by exactly one of Granted, Refused and
 //	    CancelWaiter.
 //	I8  A long request takes both kinds of place in one step, or none (Q2).

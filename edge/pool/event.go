@@ -52,7 +52,8 @@ const (
 )
 
 // SetConfig replaces the whole configuration. Slots and waiting requests stay;
-// a request whose model is gone keeps its place until its wait ends.
+// a request whose model is gone keeps its place until its wait ends. The pool
+// keeps c; nobody changes it any more.
 func SetConfig(c Config) Event { return Event{kind: evSetConfig, config: &c} }
 
 // Enqueue asks for a slot. The answer is one Granted or Refused for r.Waiter,
@@ -77,8 +78,9 @@ func Fence(node string, gen uint64, cause string) Event {
 }
 
 // SetDraining takes a node out of the candidate sets, or back in; what it runs
-// goes on. With a generation it is the node's own word and ends with that
-// generation; with 0 it is the operator's, and stays until it is taken back.
+// goes on. With a generation, the active one or one to come, it is the node's own
+// word and ends with that generation; with 0 it is the operator's, and stays
+// until it is taken back.
 func SetDraining(node string, gen uint64, on bool) Event {
 	return Event{kind: evSetDraining, node: node, gen: gen, on: on}
 }

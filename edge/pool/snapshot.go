@@ -1,6 +1,10 @@
 package pool
 
-import "time"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
 // Model is one row of what the groups offer.
 type Model struct {
@@ -37,9 +41,75 @@ type ProviderState struct {
 	Models                    []string // the groups it is a candidate of, sorted
 }
 
+// ModelQueue is how many requests wait for a model.
+type ModelQueue struct {
+	Model   string
+	Waiting int
+}
+
 // Snapshot is the state of the pool for people and metrics.
 type Snapshot struct {
 	Providers []ProviderState // by id
+	Queues    []ModelQueue    // by model; every model that is offered or waited for
 	Waiting   int             // requests in the queue
-	Held      int             // slots in use, also those of providers no longer configured
+	Held      int             // slots in use, also of providers that are no longer offered
+}
+
+// Snapshot computes the numbers of now.
+func (p *Pool) Snapshot() Snapshot {
+	s := Snapshot{Waiting: len(p.waiters), Held: len(p.held)}
+	states := make(map[*provider]*ProviderState, len(p.providers))
+	for _, v := range p.providers {
+		states[v] = v.state()
+	}
+	for _, g := range p.groups {
+		s.Queues = append(s.Queues, ModelQueue{g.name, g.waiting})
+		for _, k := range g.candidates {
+			states[k.provider].Models = append(states[k.provider].Models, g.name)
+		}
+		for _, c := range g.busy {
+			for _, k := range c.candidates {
+				if !k.live() {
+					continue // a stranded request counts under none (P4)
+				}
+				states[k.provider].Queued += c.waiting
+				if c.long {
+					states[k.provider].LongQueued += c.waiting
+				}
+			}
+		}
+	}
+	for _, st := range states {
+		slices.Sort(st.Models)
+		s.Providers = append(s.Providers, *st)
+	}
+	slices.SortFunc(s.Providers, func(a, b ProviderState) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(s.Queues, func(a, b ModelQueue) int { return strings.Compare(a.Model, b.Model) })
+	return s
+}
+
+// state is what the provider shows without its queue. Gone beats overlaid (P6).
+func (v *provider) state() *ProviderState {
+	s := &ProviderState{
+		ID: v.ID, Node: v.Node, Adapter: v.Adapter, Target: v.Target,
+		Gen: v.node.gen, Connected: v.node.gen != 0,
+		Status: StatusAvailable, Health: HealthAvailable,
+	}
+	switch {
+	case !s.Connected:
+		s.Status, s.Health = StatusUnavailable, HealthOffline
+		return s
+	case v.overlaid:
+		s.Status, s.Health = StatusUnavailable, HealthUnavailable
+		return s
+	case !v.enabled():
+		s.Status = StatusDisabled
+	case v.adapter.Held:
+		s.Status = StatusHeld
+	case v.node.draining():
+		s.Status = StatusDraining
+	}
+	s.Capacity, s.InFlight = v.Capacity, v.places.used
+	s.LongCapacity, s.LongInFlight = v.LongCapacity, v.places.long
+	return s
 }

@@ -140,7 +140,8 @@ type (
 		Gen   uint64
 		Cause Reason
 	}
-	// Draining: step pool.SetDraining(Node, Gen, On).
+	// Draining: step pool.SetDraining(Node, Gen, On). It may come right before the
+	// generation's Activate.
 	Draining struct {
 		Node string
 		Gen  uint64

@@ -211,12 +211,10 @@ func (r *Registry) ackSent(now time.Time, e ReadyAckSent, out []Effect) []Effect
 		return out
 	}
 	r.become(n, Ready, now)
-	// Draining goes first: a node that stops already gets nothing.
-	out = append(out, Effect(Activate{e.Node, e.Gen}))
-	if n.draining {
+	if n.draining { // before Activate: a node that stops already gets nothing
 		out = append(out, Draining{e.Node, e.Gen, true})
 	}
-	return append(out, NodeConnected{e.Node, e.Gen})
+	return append(out, Activate{e.Node, e.Gen}, NodeConnected{e.Node, e.Gen})
 }
 
 func (r *Registry) heartbeat(now time.Time, e HeartbeatReceived, out []Effect) []Effect {
