@@ -51,3 +51,17 @@ func ServicePermissions() Permissions {
 		},
 	}
 }
+
+// LeafPermissions confines a leaf link to what its site's Nodes and its agent
+// need of one edge: it carries sessions and callouts, and neither the store nor
+// another leaf's callouts. The replies of a callout come on "_R_.>".
+func LeafPermissions(edge, leaf string) Permissions {
+	return Permissions{
+		Publish: []string{
+			root + mustName(edge) + ".*.*.up.>",
+			Ctl(edge, Closed),
+			Callout(edge, leaf),
+		},
+		Subscribe: []string{root + edge + ".*.*.down.>", "_R_.>"},
+	}
+}

@@ -1,0 +1,384 @@
+package broker
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+)
+
+// Deps are the collaborators; each may be left out.
+type Deps struct {
+	Log     *slog.Logger          // nil: nothing is logged
+	Metrics prometheus.Registerer // nil: metrics of its own that nobody reads
+	Now     func() time.Time      // nil: the wall clock
+}
+
+// Broker is an embedded NATS server and the session service beside it.
+type Broker struct {
+	cfg     configs.Broker
+	keys    keys
+	text    string
+	seeds   []seed
+	log     *slog.Logger
+	now     func() time.Time
+	metrics *metrics
+	certs   atomic.Pointer[certificates]
+	ran     atomic.Bool
+	ready   chan struct{}
+	// Set before ready is closed, not changed afterwards.
+	server  *server.Server
+	url     string
+	members members
+}
+
+// keys are the broker's nkeys: the issuer and the session service's three.
+type keys struct {
+	issuer, system, callout, service *identity.NKey
+}
+
+func (k keys) public() publicKeys {
+	return publicKeys{
+		issuer: k.issuer.Public(), system: k.system.Public(),
+		callout: k.callout.Public(), service: k.service.Public(),
+	}
+}
+
+// certificates are what one handshake uses; they are swapped as a whole.
+type certificates struct {
+	tls   *tls.Config
+	trust trust
+	until time.Time
+}
+
+// ErrNotReady: the broker does not run yet.
+var ErrNotReady = errors.New("broker: not ready")
+
+// New loads keys and certificates and checks the configuration. It starts nothing.
+func New(cfg configs.Broker, deps Deps) (*Broker, error) {
+	cfg = withDefaults(cfg)
+	b := &Broker{cfg: cfg, log: deps.Log, now: deps.Now, ready: make(chan struct{})}
+	if b.log == nil {
+		b.log = slog.New(slog.DiscardHandler)
+	}
+	if b.now == nil {
+		b.now = time.Now
+	}
+	if deps.Metrics == nil {
+		deps.Metrics = prometheus.NewRegistry()
+	}
+	if cfg.StoreDir == "" {
+		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
+	}
+	var err error
+	if b.keys, err = loadKeys(cfg); err != nil {
+		return nil, err
+	}
+	if err := checkEdgeKeys(cfg.EdgeKeys, b.keys.public()); err != nil {
+		return nil, err
+	}
+	if b.seeds, err = seeds(cfg.Members); err != nil {
+		return nil, err
+	}
+	certs, err := loadCertificates(cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.certs.Store(certs)
+	if b.text, err = configText(cfg, b.keys.public(), Embedded); err != nil {
+		return nil, err
+	}
+	if _, err := newOptions(b.text, b.tlsConfig); err != nil {
+		return nil, err
+	}
+	if b.metrics, err = newMetrics(deps.Metrics); err != nil {
+		return nil, fmt.Errorf("broker: metrics: %w", err)
+	}
+	b.metrics.certificate.Set(float64(certs.until.Unix()))
+	return b, nil
+}
+
+func withDefaults(cfg configs.Broker) configs.Broker {
+	if cfg.Name == "" {
+		cfg.Name = "broker"
+	}
+	if cfg.Listen == "" {
+		cfg.Listen = "127.0.0.1:4222"
+	}
+	if cfg.TrustDomain == "" {
+		cfg.TrustDomain = identity.DefaultTrustDomain
+	}
+	if cfg.HeartbeatBound <= 0 {
+		cfg.HeartbeatBound = wire.HeartbeatBound
+	}
+	return cfg
+}
+
+func loadKeys(cfg configs.Broker) (keys, error) {
+	var k keys
+	seen := map[string]string{}
+	for _, want := range []struct {
+		what, file string
+		kind       nkeys.PrefixByte
+		to         **identity.NKey
+	}{
+		{"issuer_key", cfg.IssuerKey, nkeys.PrefixByteAccount, &k.issuer},
+		{"system_key", cfg.SystemKey, nkeys.PrefixByteUser, &k.system},
+		{"callout_key", cfg.CalloutKey, nkeys.PrefixByteUser, &k.callout},
+		{"service_key", cfg.ServiceKey, nkeys.PrefixByteUser, &k.service},
+	} {
+		if want.file == "" {
+			return k, fmt.Errorf("broker: %s is not set: it names the file of an nkey seed", want.what)
+		}
+		key, err := identity.LoadNKey(want.file)
+		if err != nil {
+			return k, fmt.Errorf("broker: %s: %w", want.what, err)
+		}
+		if nkeys.Prefix(key.Public()) != want.kind {
+			return k, fmt.Errorf("broker: %s: %s holds the wrong kind of nkey: want one for %s", want.what, want.file, want.kind)
+		}
+		if other, ok := seen[key.Public()]; ok {
+			return k, fmt.Errorf("broker: %s and %s are the same key: each connection needs its own", other, want.what)
+		}
+		seen[key.Public()] = want.what
+		*want.to = key
+	}
+	return k, nil
+}
+
+func checkEdgeKeys(edgeKeys map[string]string, own publicKeys) error {
+	seen := map[string]bool{own.system: true, own.callout: true, own.service: true}
+	for edge, key := range edgeKeys {
+		if err := subjects.CheckName(edge); err != nil {
+			return fmt.Errorf("broker: edge_keys: %w", err)
+		}
+		if !nkeys.IsValidPublicUserKey(key) {
+			return fmt.Errorf("broker: edge_keys: %s: not a public user nkey (U...)", edge)
+		}
+		if seen[key] {
+			return fmt.Errorf("broker: edge_keys: %s: the key is used twice", edge)
+		}
+		seen[key] = true
+	}
+	return nil
+}
+
+func loadCertificates(cfg configs.Broker) (*certificates, error) {
+	cert, err := identity.LoadCertificate(cfg.TLS.Certificate, cfg.TLS.Key)
+	if err != nil {
+		return nil, fmt.Errorf("broker: tls: %w", err)
+	}
+	pool, err := identity.LoadPool(cfg.TLS.CA)
+	if err != nil {
+		return nil, fmt.Errorf("broker: tls: %w", err)
+	}
+	id, leaf, err := identity.VerifyChain(pool, cert.TLS().Certificate, identity.RoleBroker, true)
+	if err != nil {
+		return nil, fmt.Errorf("broker: tls: certificate %s is not a broker's of the CA in %s: %w", cfg.TLS.Certificate, cfg.TLS.CA, err)
+	}
+	if id.TrustDomain != cfg.TrustDomain {
+		return nil, fmt.Errorf("broker: tls: certificate %s is of trust domain %q, trust_domain is %q", cfg.TLS.Certificate, id.TrustDomain, cfg.TrustDomain)
+	}
+	return &certificates{
+		tls: &tls.Config{
+			Certificates: []tls.Certificate{cert.TLS()},
+			ClientAuth:   tls.RequireAndVerifyClientCert,
+			ClientCAs:    pool,
+			MinVersion:   tls.VersionTLS13,
+			// A resumed handshake would trust a CA that has since been taken out.
+			SessionTicketsDisabled: true,
+		},
+		trust: trust{pool: pool, domain: cfg.TrustDomain},
+		until: leaf.NotAfter,
+	}, nil
+}
+
+// tlsConfig returns a copy of what serves now.
+func (b *Broker) tlsConfig() *tls.Config { return b.certs.Load().tls.Clone() }
+
+// Reload reads the certificate, its key and the CA again. New connections use
+// them; those that stand are not touched (B1, B8). Where anything is wrong, what
+// served before goes on.
+func (b *Broker) Reload() error {
+	certs, err := loadCertificates(b.cfg)
+	if err != nil {
+		return err
+	}
+	b.certs.Store(certs)
+	b.metrics.certificate.Set(float64(certs.until.Unix()))
+	b.log.Info(eventRotated, "until", certs.until)
+	return nil
+}
+
+// Ready is closed once connections are admitted.
+func (b *Broker) Ready() <-chan struct{} { return b.ready }
+
+// ClientURL is where Nodes dial, tls://host:port, after Ready; empty before.
+func (b *Broker) ClientURL() string {
+	if !b.isReady() {
+		return ""
+	}
+	return b.url
+}
+
+func (b *Broker) isReady() bool {
+	select {
+	case <-b.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// InProcess is how an Edge in this process connects: no TLS, an nkey of
+// EdgeKeys. Before Ready a connect fails with ErrNotReady.
+func (b *Broker) InProcess() nats.InProcessConnProvider { return inProcess{b} }
+
+type inProcess struct{ b *Broker }
+
+// InProcessConn implements nats.InProcessConnProvider.
+func (p inProcess) InProcessConn() (net.Conn, error) {
+	if !p.b.isReady() {
+		return nil, ErrNotReady
+	}
+	return p.b.server.InProcessConn()
+}
+
+// Register adds a member, or a second nkey to one (B8). It is admitted from the
+// moment Register returns.
+func (b *Broker) Register(ctx context.Context, m configs.Member) error {
+	if !b.isReady() {
+		return ErrNotReady
+	}
+	return b.members.Register(ctx, m)
+}
+
+// Revoke refuses a member from the moment it returns and closes its connections.
+func (b *Broker) Revoke(ctx context.Context, edge, role, name string) error {
+	if !b.isReady() {
+		return ErrNotReady
+	}
+	id := memberID{Edge: edge, Role: identity.Role(role), Name: name}
+	if err := checkMemberID(id); err != nil {
+		return fmt.Errorf("broker: revoke: %w", err)
+	}
+	return b.members.Revoke(ctx, id)
+}
+
+// Members lists what the authority knows, one entry for each nkey.
+func (b *Broker) Members(ctx context.Context) ([]configs.Member, error) {
+	if !b.isReady() {
+		return nil, ErrNotReady
+	}
+	return b.members.List(ctx)
+}
+
+// startBound is how long the server and its stores may take to come up; a
+// large store is read once.
+const startBound = 60 * time.Second
+
+// Run starts the server and the session service, and returns when all of it has
+// ended: nil if ctx ended it. A Broker runs once.
+func (b *Broker) Run(ctx context.Context) (err error) {
+	if b.ran.Swap(true) {
+		return errors.New("broker: it has run already; make a new one")
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := checkStore(b.cfg.StoreDir); err != nil {
+		return err
+	}
+	if err := checkListen(b.cfg.Listen); err != nil {
+		return err
+	}
+	opts, err := newOptions(b.text, b.tlsConfig)
+	if err != nil {
+		return err
+	}
+	srv, err := server.NewServer(opts)
+	if err != nil {
+		return fmt.Errorf("broker: %w", err)
+	}
+	// What the server calls fatal ends Run; the first such error is the reason.
+	srv.SetLoggerV2(serverLog{
+		log:       b.log,
+		handshake: func(err error) { b.refuse(handshakeRefusal(err)) },
+		fatal:     func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
+	}, true, false, false)
+	var stop sync.Once
+	shutdown := func() { stop.Do(func() { srv.Shutdown(); srv.WaitForShutdown() }) }
+	defer shutdown()
+
+	srv.Start()
+	if fatal := fatalCause(ctx); fatal != nil {
+		return fatal
+	}
+	if !srv.ReadyForConnections(startBound) {
+		return fmt.Errorf("broker: the server was not ready within %v", startBound)
+	}
+
+	s, err := b.startService(ctx, srv)
+	if err != nil {
+		return errors.Join(fatalCause(ctx), err)
+	}
+	listening := make(chan struct{})
+	srv.AcceptLoop(listening)
+	<-listening
+	if fatal := fatalCause(ctx); fatal != nil {
+		s.stop()
+		return fatal
+	}
+	b.server, b.members = srv, s.members
+	b.url = clientURL(srv.Addr())
+	close(b.ready)
+	b.log.Info(eventReady, "url", b.url)
+
+	<-ctx.Done()
+	s.stop()
+	shutdown()
+	b.log.Info(eventStopped)
+	return fatalCause(ctx)
+}
+
+// errFatal marks what the server itself could not go on with.
+var errFatal = errors.New("broker: the server cannot go on")
+
+func fatalCause(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errFatal) {
+		return cause
+	}
+	return nil
+}
+
+// clientURL names the address in a form that can be dialled from here.
+func clientURL(addr net.Addr) string {
+	a, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return ""
+	}
+	host := a.IP.String()
+	if a.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "tls://" + net.JoinHostPort(host, strconv.Itoa(a.Port))
+}
+
+func (b *Broker) refuse(r refusal) {
+	b.metrics.refused.WithLabelValues(string(r)).Inc()
+}

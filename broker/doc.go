@@ -1,0 +1,33 @@
+// Package broker owns the NATS server between Edges and Nodes, and the authority
+// that decides who may connect to it and under which generation.
+//
+//	dial ── TLS 1.3 ──> callout: decide ──┬─ plain refusal (logged, counted)
+//	                                      ├─ lobby (reads "!denied.<reason>", 2 s)
+//	                                      └─ live: duplicate? ── KV put = generation
+//	                                            │
+//	   Edge <── ctl.admitted ───────────────────┤
+//	   older session <── down.fence, 10 ms, kick┘
+//	   connected ── advisory ──> live ── disconnected ──> ctl.closed ──> Edge
+//
+// Three accounts: SYS (advisories, kick), AUTH (callout, JetStream) and FABRIC
+// (Edges and Nodes). The session service holds one connection in each; nobody
+// else is in SYS or AUTH. The text of the server's configuration never changes
+// while it runs: what changes lives in KV or behind GetConfigForClient.
+//
+//	I1  Nobody is admitted on trust: TLS 1.3, a chain of our CA for client
+//	    authentication, one URI SAN of a fitting role, a registered nkey and its
+//	    signature of this connection's nonce, each checked by decide alone (B2).
+//	I2  A generation is the revision of one KV write; it only grows (G1).
+//	I3  ctl.admitted of a generation is at the server before the generation is
+//	    anybody's (B6), and before its ctl.closed.
+//	I4  A session of a lower generation than the node's highest is fenced, and
+//	    at least 5 ms later closed, whenever it appears (B6).
+//	I5  While a session of a name lives, no other instance takes the name (B12).
+//	I6  An Edge reads and writes its own keys alone: its name is the subject's,
+//	    and its answer goes to its own inbox alone (B10).
+//	I7  A reason is told only to who has proved who it is (B3); nobody learns
+//	    from a refusal what a stranger may not know.
+//
+// It leaves to others: what a registration means (edge), the identity files and
+// the token (internal/identity), every subject and permission (subjects).
+package broker

@@ -1,0 +1,272 @@
+package broker
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+)
+
+// connectBound is how long an admitted session may take to appear: the
+// server's own authorization timeout and some room.
+const connectBound = 20 * time.Second
+
+// maxGrants bounds how often one session may ask for its token. An honest Node
+// asks once, and once a second while an answer is lost.
+const maxGrants = 64
+
+// memberID names a registered workload.
+type memberID struct {
+	Edge string
+	Role identity.Role
+	Name string
+}
+
+// connID names one connection at one server.
+type connID struct {
+	Server string
+	Client uint64
+}
+
+// live is the core that knows who is connected: it decides about duplicates
+// (I5), finds the sessions that must go (I4) and what Edge must be told.
+//
+//	admitted ──connected──> alive ──heard──> alive ──silent for bound──> silent
+//	    │                     │                                            │
+//	    │ connectBound        │ a higher generation, or revoked            │
+//	    v                     v                                            v
+//	  closed <──gone───── evicted (ignored as a duplicate) <──takeover─────┘
+type live struct {
+	bound   time.Duration
+	nodes   map[memberID]*liveNode // one per name ever seen, so bounded by the members
+	peers   map[memberID]map[connID]struct{}
+	revoked map[memberID]bool
+}
+
+type liveNode struct {
+	highest  uint64
+	sessions map[uint64]*liveSession
+}
+
+type liveSession struct {
+	instance  string
+	since     time.Time // of admission
+	heard     time.Time // admission, connect or heartbeat, whichever was last
+	conn      connID
+	connected bool
+	evicted   bool // told to go; counts no more
+	grants    int
+}
+
+func newLive(bound time.Duration) *live {
+	return &live{
+		bound: bound, nodes: map[memberID]*liveNode{},
+		peers: map[memberID]map[connID]struct{}{}, revoked: map[memberID]bool{},
+	}
+}
+
+// effectKind is an order of the core to its shell.
+type effectKind int
+
+const (
+	// tellClosed: ctl.closed for the session, with the reason.
+	tellClosed effectKind = iota + 1
+	// evict: fence the session (a peer has none), then close the connection.
+	evict
+)
+
+type effect struct {
+	kind    effectKind
+	session subjects.Session // zero for an Edge or a leaf
+	conn    connID
+	reason  string
+}
+
+// The reasons of evict, which the Node reads, and of tellClosed beside the
+// server's own.
+const (
+	reasonSuperseded = "superseded"
+	reasonAbandoned  = "abandoned" // admitted, never seen
+)
+
+func nodeID(s subjects.Session) memberID {
+	return memberID{Edge: s.Edge, Role: identity.RoleNode, Name: s.Node}
+}
+
+func (l *live) node(id memberID) *liveNode {
+	n := l.nodes[id]
+	if n == nil {
+		n = &liveNode{sessions: map[uint64]*liveSession{}}
+		l.nodes[id] = n
+	}
+	return n
+}
+
+// Duplicate reports whether another instance than this one holds the name, and
+// since when (B12).
+func (l *live) Duplicate(now time.Time, id memberID, instance string) (since time.Time, duplicate bool) {
+	n := l.nodes[id]
+	if n == nil {
+		return time.Time{}, false
+	}
+	for _, s := range n.sessions {
+		if s.instance != instance && !s.evicted && now.Sub(s.heard) < l.bound {
+			return s.since, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// Admitted records a session under its new generation and evicts what it
+// supersedes.
+func (l *live) Admitted(now time.Time, s subjects.Session, instance string) []effect {
+	n := l.node(nodeID(s))
+	n.sessions[s.Gen] = &liveSession{instance: instance, since: now, heard: now}
+	n.highest = max(n.highest, s.Gen)
+	return l.supersede(n, s)
+}
+
+// supersede evicts every session of the node but the highest.
+func (l *live) supersede(n *liveNode, of subjects.Session) (out []effect) {
+	for _, gen := range slices.Sorted(maps.Keys(n.sessions)) {
+		s := n.sessions[gen]
+		if gen == n.highest || s.evicted {
+			continue
+		}
+		s.evicted = true
+		if s.connected {
+			of.Gen = gen
+			out = append(out, effect{kind: evict, session: of, conn: s.conn, reason: reasonSuperseded})
+		}
+	}
+	return out
+}
+
+// Connected is the server's word that a session's connection stands. One that
+// comes late, under a lower generation or after its revocation, must go.
+func (l *live) Connected(now time.Time, s subjects.Session, conn connID, instance string) []effect {
+	id := nodeID(s)
+	n := l.node(id)
+	session := n.sessions[s.Gen]
+	if session == nil { // admitted by another session service, or before this one began
+		session = &liveSession{instance: instance, since: now}
+		n.sessions[s.Gen] = session
+		n.highest = max(n.highest, s.Gen)
+	}
+	session.connected, session.conn, session.heard = true, conn, now
+	late := session.evicted
+	out := l.supersede(n, s)
+	switch {
+	case late:
+		out = append(out, effect{kind: evict, session: s, conn: conn, reason: reasonSuperseded})
+	case !session.evicted && l.revoked[id]:
+		session.evicted = true
+		out = append(out, effect{kind: evict, session: s, conn: conn, reason: string(refusedRevoked)})
+	}
+	return out
+}
+
+// Disconnected is the server's word that a connection has ended.
+func (l *live) Disconnected(s subjects.Session, conn connID, reason string) []effect {
+	if n := l.nodes[nodeID(s)]; n != nil {
+		if session := n.sessions[s.Gen]; session != nil && (!session.connected || session.conn == conn) {
+			delete(n.sessions, s.Gen)
+		}
+	}
+	return []effect{{kind: tellClosed, session: s, reason: reason}}
+}
+
+// Heard is a heartbeat of the session.
+func (l *live) Heard(now time.Time, s subjects.Session) {
+	if n := l.nodes[nodeID(s)]; n != nil {
+		if session := n.sessions[s.Gen]; session != nil {
+			session.heard = now
+		}
+	}
+}
+
+// Grant reports whether the session has not yet asked for its token too often.
+func (l *live) Grant(s subjects.Session) bool {
+	n := l.nodes[nodeID(s)]
+	if n == nil || n.sessions[s.Gen] == nil {
+		return true // admitted elsewhere; its CONNECT advisory is on its way
+	}
+	n.sessions[s.Gen].grants++
+	return n.sessions[s.Gen].grants <= maxGrants
+}
+
+// PeerConnected records an Edge's or a leaf's connection.
+func (l *live) PeerConnected(id memberID, conn connID) []effect {
+	if l.peers[id] == nil {
+		l.peers[id] = map[connID]struct{}{}
+	}
+	l.peers[id][conn] = struct{}{}
+	if l.revoked[id] {
+		return []effect{{kind: evict, conn: conn, reason: string(refusedRevoked)}}
+	}
+	return nil
+}
+
+// PeerDisconnected forgets it.
+func (l *live) PeerDisconnected(id memberID, conn connID) {
+	delete(l.peers[id], conn)
+	if len(l.peers[id]) == 0 {
+		delete(l.peers, id)
+	}
+}
+
+// MemberChanged is the authority's word about a member; a revoked one's
+// connections are evicted (B8).
+func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
+	if !revoked {
+		delete(l.revoked, id)
+		return nil
+	}
+	l.revoked[id] = true
+	if n := l.nodes[id]; n != nil {
+		for _, gen := range slices.Sorted(maps.Keys(n.sessions)) {
+			s := n.sessions[gen]
+			if s.connected && !s.evicted {
+				s.evicted = true
+				out = append(out, effect{
+					kind: evict, conn: s.conn, reason: string(refusedRevoked),
+					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
+				})
+			}
+		}
+	}
+	for conn := range l.peers[id] {
+		out = append(out, effect{kind: evict, conn: conn, reason: string(refusedRevoked)})
+	}
+	return out
+}
+
+// Expire ends what was admitted and never seen. It is called now and then.
+func (l *live) Expire(now time.Time) (out []effect) {
+	for id, n := range l.nodes {
+		for gen, s := range n.sessions {
+			if !s.connected && now.Sub(s.since) >= connectBound {
+				delete(n.sessions, gen)
+				out = append(out, effect{
+					kind: tellClosed, reason: reasonAbandoned,
+					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
+				})
+			}
+		}
+	}
+	return out
+}
+
+// Sessions counts those that are connected.
+func (l *live) Sessions() (count int) {
+	for _, n := range l.nodes {
+		for _, s := range n.sessions {
+			if s.connected {
+				count++
+			}
+		}
+	}
+	return count
+}

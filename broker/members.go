@@ -1,0 +1,280 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+)
+
+// maxNKeys is how many nkeys serve one name at once: the old and the new one of
+// a rotation (B8).
+const maxNKeys = 2
+
+// member is what the authority knows of one name (B9).
+type member struct {
+	NKeys   []string `json:"nkeys"` // newest first
+	Revoked bool     `json:"revoked,omitempty"`
+	// The seed as it was last applied: a restart with the same file changes
+	// nothing that was learnt since.
+	Seed        []string `json:"seed,omitempty"`
+	SeedRevoked bool     `json:"seed_revoked,omitempty"`
+}
+
+func (id memberID) key() string { return id.Edge + "." + string(id.Role) + "." + id.Name }
+
+func parseMemberKey(key string) (memberID, bool) {
+	p := strings.Split(key, ".")
+	if len(p) != 3 {
+		return memberID{}, false
+	}
+	return memberID{Edge: p[0], Role: identity.Role(p[1]), Name: p[2]}, true
+}
+
+func checkMemberID(id memberID) error {
+	if err := subjects.CheckName(id.Edge); err != nil {
+		return fmt.Errorf("edge: %w", err)
+	}
+	if err := subjects.CheckName(id.Name); err != nil {
+		return err
+	}
+	switch id.Role {
+	case identity.RoleNode, identity.RoleEdge, identity.RoleLeaf:
+		return nil
+	}
+	return fmt.Errorf("role %q: want node, edge or leaf", id.Role)
+}
+
+func checkMember(m configs.Member) (memberID, error) {
+	id := memberID{Edge: m.Edge, Role: identity.Role(m.Role), Name: m.Name}
+	if err := checkMemberID(id); err != nil {
+		return id, fmt.Errorf("broker: member %s: %w", id.key(), err)
+	}
+	if !nkeys.IsValidPublicUserKey(m.NKey) {
+		return id, fmt.Errorf("broker: member %s: nkey is not a public user key (U...)", id.key())
+	}
+	return id, nil
+}
+
+// members is the authority's memory.
+type members struct{ kv jetstream.KeyValue }
+
+// Get returns what is known of a name.
+func (ms members) Get(ctx context.Context, id memberID) (m member, found bool, err error) {
+	e, err := ms.kv.Get(ctx, id.key())
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return m, false, nil
+	}
+	if err != nil {
+		return m, false, fmt.Errorf("read member: %w", err)
+	}
+	return m, true, json.Unmarshal(e.Value(), &m)
+}
+
+// Elsewhere reports whether the same role, name and nkey are registered under
+// another edge.
+func (ms members) Elsewhere(ctx context.Context, id memberID, nkey string) (bool, error) {
+	keys, err := listKeys(ctx, ms.kv, "*."+string(id.Role)+"."+id.Name)
+	if err != nil {
+		return false, err
+	}
+	for _, key := range keys {
+		other, ok := parseMemberKey(key)
+		if !ok || other == id {
+			continue
+		}
+		m, found, err := ms.Get(ctx, other)
+		if err != nil {
+			return false, err
+		}
+		if found && slices.Contains(m.NKeys, nkey) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// errConflict: somebody else wrote the same key, many times over.
+var errConflict = errors.New("changed by others at the same time; try again")
+
+// change reads a member, lets fn change it and writes it back where nobody else
+// did meanwhile. fn returns false for no change.
+func (ms members) change(ctx context.Context, id memberID, fn func(m *member, found bool) (bool, error)) error {
+	for range 16 {
+		var m member
+		e, err := ms.kv.Get(ctx, id.key())
+		found := err == nil
+		switch {
+		case found:
+			if err := json.Unmarshal(e.Value(), &m); err != nil {
+				return fmt.Errorf("member %s: %w", id.key(), err)
+			}
+		case !errors.Is(err, jetstream.ErrKeyNotFound):
+			return fmt.Errorf("read member %s: %w", id.key(), err)
+		}
+		if changed, err := fn(&m, found); err != nil || !changed {
+			return err
+		}
+		value, err := json.Marshal(m)
+		if err != nil {
+			return err
+		}
+		if found {
+			_, err = ms.kv.Update(ctx, id.key(), value, e.Revision())
+		} else {
+			_, err = ms.kv.Create(ctx, id.key(), value)
+		}
+		if err == nil {
+			return nil
+		}
+		if !isConflict(err) {
+			return fmt.Errorf("write member %s: %w", id.key(), err)
+		}
+	}
+	return fmt.Errorf("member %s: %w", id.key(), errConflict)
+}
+
+// Register adds an nkey to a name. The one before it stays good beside it, so
+// that a rotation loses nothing; a revoked name begins anew with this nkey alone.
+func (ms members) Register(ctx context.Context, in configs.Member) error {
+	id, err := checkMember(in)
+	if err != nil {
+		return err
+	}
+	return ms.change(ctx, id, func(m *member, _ bool) (bool, error) {
+		before := slices.Clone(m.NKeys)
+		if m.Revoked {
+			m.NKeys = nil
+		}
+		if !slices.Contains(m.NKeys, in.NKey) {
+			m.NKeys = append([]string{in.NKey}, m.NKeys...)
+			m.NKeys = m.NKeys[:min(len(m.NKeys), maxNKeys)]
+		}
+		changed := m.Revoked != in.Revoked || !slices.Equal(before, m.NKeys)
+		m.Revoked = in.Revoked
+		return changed, nil
+	})
+}
+
+// ErrUnknownMember: no such name is registered.
+var ErrUnknownMember = errors.New("no such member is registered")
+
+// Revoke refuses a name from now on (B8).
+func (ms members) Revoke(ctx context.Context, id memberID) error {
+	return ms.change(ctx, id, func(m *member, found bool) (bool, error) {
+		if !found {
+			return false, fmt.Errorf("%s: %w", id.key(), ErrUnknownMember)
+		}
+		changed := !m.Revoked
+		m.Revoked = true
+		return changed, nil
+	})
+}
+
+// List returns all, one entry for each nkey.
+func (ms members) List(ctx context.Context) ([]configs.Member, error) {
+	keys, err := listKeys(ctx, ms.kv, ">")
+	if err != nil {
+		return nil, err
+	}
+	var out []configs.Member
+	for _, key := range keys {
+		id, ok := parseMemberKey(key)
+		if !ok {
+			continue
+		}
+		m, found, err := ms.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			continue
+		}
+		for _, nkey := range m.NKeys {
+			out = append(out, configs.Member{Edge: id.Edge, Role: string(id.Role), Name: id.Name, NKey: nkey, Revoked: m.Revoked})
+		}
+	}
+	return out, nil
+}
+
+// seed is one name of the configuration, with all its nkeys.
+type seed struct {
+	id      memberID
+	nkeys   []string
+	revoked bool
+}
+
+// seeds groups the configured members by name.
+func seeds(list []configs.Member) ([]seed, error) {
+	var out []seed
+	for _, m := range list {
+		id, err := checkMember(m)
+		if err != nil {
+			return nil, err
+		}
+		i := slices.IndexFunc(out, func(s seed) bool { return s.id == id })
+		if i < 0 {
+			out, i = append(out, seed{id: id}), len(out)
+		}
+		if !slices.Contains(out[i].nkeys, m.NKey) {
+			out[i].nkeys = append(out[i].nkeys, m.NKey)
+		}
+		if len(out[i].nkeys) > maxNKeys {
+			return nil, fmt.Errorf("broker: member %s has more than %d nkeys", id.key(), maxNKeys)
+		}
+		out[i].revoked = out[i].revoked || m.Revoked
+	}
+	return out, nil
+}
+
+// Seed applies a configured name: it adds what is not there, and where the
+// configuration itself has changed since it was last applied, it wins.
+func (ms members) Seed(ctx context.Context, s seed) error {
+	return ms.change(ctx, s.id, func(m *member, found bool) (bool, error) {
+		if found && slices.Equal(m.Seed, s.nkeys) && m.SeedRevoked == s.revoked {
+			return false, nil
+		}
+		if !found || !slices.Equal(m.Seed, s.nkeys) {
+			m.NKeys, m.Seed = s.nkeys, s.nkeys
+		}
+		m.Revoked, m.SeedRevoked = s.revoked, s.revoked
+		return true, nil
+	})
+}
+
+// listKeys returns the keys that match, sorted.
+func listKeys(ctx context.Context, kv jetstream.KeyValue, filter string) ([]string, error) {
+	l, err := kv.ListKeysFiltered(ctx, filter)
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	var keys []string
+	for key := range l.Keys() {
+		keys = append(keys, key)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys), nil
+}
+
+// isConflict reports a compare-and-set that lost; replicated streams answer
+// with another code than single ones.
+func isConflict(err error) bool {
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+			api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant
+	}
+	return errors.Is(err, jetstream.ErrKeyExists)
+}

@@ -1,0 +1,653 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+const (
+	calloutSubject  = "$SYS.REQ.USER.AUTH"
+	calloutQueue    = "iop-callout"
+	calloutWorkers  = 8    // two for each of four cores; more only queue at the CPU
+	calloutBacklog  = 8192 // herds of dials wait here; beyond it they are dropped and dial again
+	sessionBacklog  = 4096 // one token request for each of a herd
+	storeBacklog    = 1024 // Edges' requests; one that is dropped times out at the Edge
+	inboxBacklog    = 4096 // advisories and heartbeats of a herd, between two reads of the loop
+	operationBound  = 5 * time.Second
+	kickDelay       = 10 * time.Millisecond // at least 5, or the notice may not arrive before the close (B6)
+	expireInterval  = time.Second
+	admissionLocks  = 64 // admissions of one node are one after the other
+	advisorySubject = "$SYS.ACCOUNT." + accountFabric + ".*"
+)
+
+// service is the session service: three connections, and one loop that owns
+// the live core.
+type service struct {
+	b           *Broker
+	sys         *nats.Conn
+	auth        *nats.Conn
+	fabric      *nats.Conn
+	members     members
+	generations generations
+	store       store
+	watcher     jetstream.KeyWatcher
+
+	inbox    chan event
+	draining atomic.Bool
+	// admission keeps the admissions of one node in order: duplicate check,
+	// generation and notice belong together. It guards no state of ours.
+	admission [admissionLocks]sync.Mutex
+
+	ctx     context.Context //nolint:containedctx // the life of the workers; set once by startService
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
+	evicted sync.WaitGroup
+}
+
+// event is what happened, as the loop is told.
+type event struct {
+	kind     eventKind
+	member   memberID
+	session  subjects.Session
+	conn     connID
+	instance string
+	reason   string
+	revoked  bool
+	reply    chan verdict // of those that ask; buffered, the loop never waits
+}
+
+type eventKind int
+
+const (
+	evClaim        eventKind = iota // may this instance have the name?
+	evAdmitted                      // a session has its generation
+	evConnected                     // a session's connection stands
+	evDisconnected                  // it has ended
+	evHeard                         // a heartbeat
+	evGrant                         // may the session have its token?
+	evPeerConnected
+	evPeerDisconnected
+	evMember // the authority's record has changed
+)
+
+type verdict struct {
+	ok    bool
+	since time.Time
+}
+
+// startService connects, opens the buckets, applies the seeds and subscribes.
+// When it returns without error every callout is answered.
+func (b *Broker) startService(ctx context.Context, srv *server.Server) (_ *service, err error) {
+	s := &service{b: b, inbox: make(chan event, inboxBacklog)}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	for _, c := range []struct {
+		to   **nats.Conn
+		key  *identity.NKey
+		name string
+	}{
+		{&s.sys, b.keys.system, "iop-sys"}, {&s.auth, b.keys.callout, "iop-auth"}, {&s.fabric, b.keys.service, "iop-fabric"},
+	} {
+		if *c.to, err = b.connect(srv, c.key, c.name); err != nil {
+			return nil, fmt.Errorf("broker: session service %s: %w", c.name, err)
+		}
+	}
+	start, done := context.WithTimeout(ctx, startBound)
+	defer done()
+	if err := s.openStores(start); err != nil {
+		return nil, err
+	}
+	for _, seed := range b.seeds {
+		if err := s.members.Seed(start, seed); err != nil {
+			return nil, fmt.Errorf("broker: seed: %w", err)
+		}
+	}
+
+	// The workers' own context: they finish what they have begun, after ctx ended.
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if s.watcher, err = s.members.kv.WatchAll(s.ctx); err != nil {
+		return nil, fmt.Errorf("broker: watch members: %w", err)
+	}
+	if err := s.subscribe(); err != nil {
+		s.cancel()
+		s.workers.Wait()
+		return nil, err
+	}
+	for _, nc := range []*nats.Conn{s.sys, s.auth, s.fabric} {
+		if err := nc.FlushWithContext(start); err != nil {
+			s.stop()
+			return nil, fmt.Errorf("broker: session service: %w", err)
+		}
+	}
+	return s, nil
+}
+
+func (b *Broker) connect(srv *server.Server, key *identity.NKey, name string) (*nats.Conn, error) {
+	return nats.Connect("",
+		nats.InProcessServer(srv), nats.Name(name), nats.Nkey(key.Public(), key.Sign),
+		nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.Timeout(10*time.Second),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrSlowConsumer) {
+				b.metrics.dropped.Inc()
+			}
+			b.log.Warn(eventFault, "connection", name, "error", err.Error())
+		}),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				b.log.Warn(eventFault, "connection", name, "error", err.Error())
+			}
+		}))
+}
+
+func (s *service) openStores(ctx context.Context) error {
+	js, err := jetstream.New(s.auth)
+	if err != nil {
+		return fmt.Errorf("broker: jetstream: %w", err)
+	}
+	if s.generations.kv, err = openBucket(ctx, js, bucketGenerations, 0); err != nil {
+		return err
+	}
+	if s.members.kv, err = openBucket(ctx, js, bucketMembers, 0); err != nil {
+		return err
+	}
+	s.store.kv, err = openBucket(ctx, js, bucketStore, maxStore)
+	return err
+}
+
+func (s *service) subscribe() error {
+	s.workers.Go(s.loop)
+	s.workers.Go(s.watchMembers)
+
+	// One subscription for connects and disconnects: order holds within one only.
+	if _, err := s.sys.Subscribe(advisorySubject, s.advisory); err != nil {
+		return fmt.Errorf("broker: subscribe advisories: %w", err)
+	}
+	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.heartbeat); err != nil {
+		return fmt.Errorf("broker: subscribe heartbeats: %w", err)
+	}
+
+	tokens := make(chan *nats.Msg, sessionBacklog)
+	if _, err := s.fabric.ChanSubscribe(subjects.UpEverywhere(subjects.SessionVerb), tokens); err != nil {
+		return fmt.Errorf("broker: subscribe session requests: %w", err)
+	}
+	s.workers.Go(func() { s.serve(tokens, s.token) })
+
+	requests := make(chan *nats.Msg, storeBacklog)
+	if _, err := s.fabric.ChanSubscribe(subjects.StoreEverywhere(), requests); err != nil {
+		return fmt.Errorf("broker: subscribe store: %w", err)
+	}
+	s.workers.Go(func() { s.serve(requests, s.storeRequest) })
+
+	callouts := make(chan *nats.Msg, calloutBacklog)
+	if _, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts); err != nil {
+		return fmt.Errorf("broker: subscribe callout: %w", err)
+	}
+	for range calloutWorkers {
+		s.workers.Go(func() { s.serve(callouts, s.callout) })
+	}
+	return nil
+}
+
+// serve handles what comes, one after the other, until the service stops.
+func (s *service) serve(in <-chan *nats.Msg, handle func(*nats.Msg)) {
+	for {
+		select {
+		case m := <-in:
+			handle(m)
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// stop ends the workers, each after what it is doing, then the connections.
+func (s *service) stop() {
+	s.draining.Store(true)
+	s.cancel()
+	s.workers.Wait()
+	s.evicted.Wait()
+	s.close()
+}
+
+func (s *service) close() {
+	if s.watcher != nil {
+		s.watcher.Stop() //nolint:errcheck // the connection goes next
+	}
+	for _, nc := range []*nats.Conn{s.fabric, s.auth, s.sys} {
+		if nc != nil {
+			nc.Close()
+		}
+	}
+}
+
+// loop is the one owner of the live core, and the only place here that ticks.
+func (s *service) loop() {
+	core := newLive(s.b.cfg.HeartbeatBound)
+	tick := time.NewTicker(expireInterval)
+	defer tick.Stop()
+	for {
+		var out []effect
+		select {
+		case ev := <-s.inbox:
+			out = s.step(core, ev)
+		case <-tick.C:
+			out = core.Expire(s.b.now())
+		case <-s.ctx.Done():
+			return
+		}
+		for _, ef := range out {
+			s.apply(ef)
+		}
+		s.b.metrics.sessions.Set(float64(core.Sessions()))
+	}
+}
+
+func (s *service) step(core *live, ev event) []effect {
+	now := s.b.now()
+	switch ev.kind {
+	case evClaim:
+		since, duplicate := core.Duplicate(now, ev.member, ev.instance)
+		ev.reply <- verdict{ok: !duplicate, since: since}
+	case evAdmitted:
+		out := core.Admitted(now, ev.session, ev.instance)
+		ev.reply <- verdict{ok: true}
+		return out
+	case evConnected:
+		return core.Connected(now, ev.session, ev.conn, ev.instance)
+	case evDisconnected:
+		return core.Disconnected(ev.session, ev.conn, ev.reason)
+	case evHeard:
+		core.Heard(now, ev.session)
+	case evGrant:
+		ev.reply <- verdict{ok: core.Grant(ev.session)}
+	case evPeerConnected:
+		return core.PeerConnected(ev.member, ev.conn)
+	case evPeerDisconnected:
+		core.PeerDisconnected(ev.member, ev.conn)
+	case evMember:
+		return core.MemberChanged(ev.member, ev.revoked)
+	}
+	return nil
+}
+
+// apply carries out an effect; it does not wait.
+func (s *service) apply(ef effect) {
+	switch ef.kind {
+	case tellClosed:
+		s.b.log.Info(eventClosed, "edge", ef.session.Edge, "node", ef.session.Node, "generation", ef.session.Gen, "reason", ef.reason)
+		s.notify(ef.session.Edge, subjects.Closed, &iopv1.SessionNotice{
+			NodeId: ef.session.Node, Generation: ef.session.Gen, Reason: ef.reason,
+		})
+	case evict:
+		s.b.metrics.evicted.WithLabelValues(ef.reason).Inc()
+		s.evicted.Go(func() { s.evict(ef) })
+	}
+}
+
+// notify publishes a notice to an Edge. A notice may be lost like any message:
+// the Edge learns the same from the registration or from silence (B6, B7).
+func (s *service) notify(edge string, verb subjects.Verb, n *iopv1.SessionNotice) {
+	data, err := n.MarshalVT()
+	if err == nil {
+		err = s.fabric.Publish(subjects.Ctl(edge, verb), data)
+	}
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "notify", "error", err.Error())
+	}
+}
+
+// evict tells a session why it ends and closes its connection a little later.
+func (s *service) evict(ef effect) {
+	ctx, cancel := context.WithTimeout(s.ctx, operationBound)
+	defer cancel()
+	if ef.session.Gen != 0 {
+		event := eventEvicted
+		if ef.reason == reasonSuperseded {
+			event = eventSuperseded
+		}
+		s.b.log.Info(event, "edge", ef.session.Edge, "node", ef.session.Node, "generation", ef.session.Gen, "reason", ef.reason)
+		fence := &iopv1.Fence{Reason: ef.reason, ErrorClass: string(wire.SessionEnded)}
+		if data, err := fence.MarshalVT(); err == nil {
+			if err := s.fabric.Publish(ef.session.Down(subjects.Fence, ""), data); err == nil {
+				s.fabric.FlushWithContext(ctx) //nolint:errcheck // the kick follows in any case
+			}
+		}
+		wait := time.NewTimer(kickDelay)
+		defer wait.Stop()
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			return
+		}
+	} else {
+		s.b.log.Info(eventEvicted, "reason", ef.reason)
+	}
+	body, err := json.Marshal(server.KickClientReq{CID: ef.conn.Client})
+	if err == nil {
+		// A connection that is gone already is answered with an error: fine.
+		_, err = s.sys.RequestWithContext(ctx, "$SYS.REQ.SERVER."+ef.conn.Server+".KICK", body)
+	}
+	if err != nil && s.ctx.Err() == nil {
+		s.b.log.Warn(eventFault, "operation", "kick", "error", err.Error())
+	}
+}
+
+// send gives the loop an event; false: the service stops.
+func (s *service) send(ev event) bool {
+	select {
+	case s.inbox <- ev:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
+// ask gives the loop an event and waits for its verdict.
+func (s *service) ask(ev event) (verdict, bool) {
+	ev.reply = make(chan verdict, 1)
+	if !s.send(ev) {
+		return verdict{}, false
+	}
+	select {
+	case v := <-ev.reply:
+		return v, true
+	case <-s.ctx.Done():
+		return verdict{}, false
+	}
+}
+
+// advisory turns the server's own notices into events.
+func (s *service) advisory(m *nats.Msg) {
+	var ev event
+	var client server.ClientInfo
+	switch {
+	case strings.HasSuffix(m.Subject, ".CONNECT"):
+		var msg server.ConnectEventMsg
+		if json.Unmarshal(m.Data, &msg) != nil {
+			return
+		}
+		client, ev.kind, ev.conn.Server = msg.Client, evConnected, msg.Server.ID
+	case strings.HasSuffix(m.Subject, ".DISCONNECT"):
+		var msg server.DisconnectEventMsg
+		if json.Unmarshal(m.Data, &msg) != nil {
+			return
+		}
+		client, ev.kind, ev.conn.Server = msg.Client, evDisconnected, msg.Server.ID
+		ev.reason = closeReason(msg.Reason)
+	default:
+		return
+	}
+	ev.conn.Client = client.ID
+	if session, err := subjects.ParseSession(client.User); err == nil {
+		ev.session, ev.instance = session, instanceOf(client.Name)
+		s.send(ev)
+		return
+	}
+	if id, ok := parsePeerUser(client.User); ok {
+		ev.member = id
+		if ev.kind == evConnected {
+			ev.kind = evPeerConnected
+		} else {
+			ev.kind = evPeerDisconnected
+		}
+		s.send(ev)
+	}
+}
+
+func parsePeerUser(user string) (memberID, bool) {
+	id, ok := parseMemberKey(user)
+	role, marked := strings.CutPrefix(string(id.Role), "_")
+	id.Role = identity.Role(role)
+	return id, ok && marked && checkMemberID(id) == nil
+}
+
+// heartbeat notes that a session lives. One too many is dropped: the next
+// comes within the second.
+func (s *service) heartbeat(m *nats.Msg) {
+	up, err := subjects.ParseUp(m.Subject)
+	if err != nil {
+		return
+	}
+	select {
+	case s.inbox <- event{kind: evHeard, session: up.Session}:
+	default:
+		s.b.metrics.dropped.Inc()
+	}
+}
+
+// watchMembers tells the loop of every change in what the authority knows,
+// whoever made it.
+func (s *service) watchMembers() {
+	for {
+		select {
+		case e, ok := <-s.watcher.Updates():
+			if !ok {
+				return
+			}
+			if e == nil { // all that was there has been told
+				continue
+			}
+			id, ok := parseMemberKey(e.Key())
+			if !ok {
+				continue
+			}
+			var m member
+			revoked := e.Operation() != jetstream.KeyValuePut || json.Unmarshal(e.Value(), &m) != nil || m.Revoked
+			s.b.log.Debug(eventMember, "edge", id.Edge, "role", string(id.Role), "name", id.Name, "revoked", revoked)
+			s.send(event{kind: evMember, member: id, revoked: revoked})
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// token answers up.session: the signed proof of the session, from its record.
+func (s *service) token(m *nats.Msg) {
+	up, err := subjects.ParseUp(m.Subject)
+	if err != nil {
+		return
+	}
+	v, ok := s.ask(event{kind: evGrant, session: up.Session})
+	if !ok {
+		return
+	}
+	if !v.ok {
+		s.b.metrics.dropped.Inc()
+		return
+	}
+	grant := s.grant(up.Session)
+	data, err := grant.MarshalVT()
+	if err == nil {
+		err = s.fabric.Publish(up.Session.Down(subjects.SessionVerb, ""), data)
+	}
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "grant", "error", err.Error())
+	}
+}
+
+func (s *service) grant(session subjects.Session) *iopv1.SessionGrant {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	defer cancel()
+	record, err := s.generations.Current(ctx, session)
+	switch {
+	case errors.Is(err, errSuperseded):
+		return &iopv1.SessionGrant{Reason: reasonSuperseded, ErrorClass: string(wire.SessionEnded)}
+	case err != nil:
+		s.b.log.Warn(eventFault, "operation", "grant", "error", err.Error())
+		return &iopv1.SessionGrant{Reason: "the session's record could not be read", ErrorClass: string(wire.Unreachable)}
+	}
+	token, err := identity.IssueToken(s.b.keys.issuer, identity.SessionClaims{
+		Edge: session.Edge, Node: session.Node, Gen: session.Gen, NKey: record.NKey,
+	})
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "grant", "error", err.Error())
+		return &iopv1.SessionGrant{Reason: "the token could not be signed", ErrorClass: string(wire.Internal)}
+	}
+	return &iopv1.SessionGrant{Token: token}
+}
+
+// storeRequest answers one request of an Edge, to that Edge's own inbox and
+// nowhere else (I6).
+func (s *service) storeRequest(m *nats.Msg) {
+	edge, op, err := subjects.ParseStore(m.Subject)
+	if err != nil || !strings.HasPrefix(m.Reply, subjects.EdgeInbox(edge)+".") {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	defer cancel()
+	resp, key, changed := s.store.Do(ctx, edge, op, m.Data)
+	s.b.metrics.store.WithLabelValues(string(op), storeOutcome(resp)).Inc()
+	data, err := resp.MarshalVT()
+	if err == nil {
+		err = s.fabric.Publish(m.Reply, data)
+	}
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "store", "error", err.Error())
+	}
+	if changed {
+		s.notify(edge, subjects.Changed, &iopv1.SessionNotice{Key: key, Revision: resp.Revision})
+	}
+}
+
+func storeOutcome(resp *iopv1.StoreResponse) string {
+	switch {
+	case resp.Conflict:
+		return storeConflict
+	case resp.ErrorClass == "":
+		return storeOK
+	case resp.ErrorClass == string(wire.Unreachable):
+		return storeFailed
+	}
+	return storeRefused
+}
+
+// callout answers one connection's request for admission.
+func (s *service) callout(m *nats.Msg) {
+	began := s.b.now()
+	defer func() {
+		if p := recover(); p != nil { // fail closed: no answer admits nobody
+			s.b.refuse(refusedUnavailable)
+			s.b.log.Error(eventFault, "operation", "callout", "error", fmt.Sprint(p))
+		}
+	}()
+	ac, err := jwt.DecodeAuthorizationRequestClaims(string(m.Data))
+	if err != nil {
+		s.b.refuse(refusedForged)
+		return
+	}
+	if ac.Expires != 0 && began.Unix() > ac.Expires {
+		// Nobody waits any more; a generation for it would only fence the Node's
+		// next attempt.
+		s.b.refuse(refusedLate)
+		return
+	}
+	answer, err := s.answer(ac)
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "callout", "error", err.Error())
+		return
+	}
+	if err := m.Respond([]byte(answer)); err != nil {
+		s.b.log.Warn(eventFault, "operation", "callout", "error", err.Error())
+	}
+	s.b.metrics.callout.Observe(s.b.now().Sub(began).Seconds())
+}
+
+func (s *service) answer(ac *jwt.AuthorizationRequestClaims) (string, error) {
+	issuer := s.b.keys.issuer.Pair()
+	a, r := decide(ac, s.b.certs.Load().trust)
+	if r != "" { // not proven: nothing of it is logged but the address
+		s.b.refuse(r)
+		s.b.log.Info(eventRefused, "reason", string(r), "remote", ac.ClientInformation.Host)
+		return encodeRefusal(issuer, ac, r)
+	}
+	g, since, r := s.admit(a)
+	if r == "" {
+		s.b.metrics.admitted.WithLabelValues(string(a.id.Role)).Inc()
+		s.b.log.Info(eventAdmitted, "user", g.user)
+		return encodeGrant(issuer, ac, g)
+	}
+	s.b.refuse(r)
+	s.b.log.Warn(eventRefused, "reason", string(r), "edge", a.id.Edge, "role", string(a.id.Role), "name", a.id.Name)
+	if g, ok := a.lobby(r, since, s.b.now()); ok {
+		return encodeGrant(issuer, ac, g)
+	}
+	return encodeRefusal(issuer, ac, r)
+}
+
+// admit asks the authority about an applicant that has proved who it is.
+func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
+	if s.draining.Load() {
+		return g, since, refusedDraining
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	defer cancel()
+	m, found, err := s.members.Get(ctx, a.member())
+	elsewhere := false
+	if err == nil && !found {
+		elsewhere, err = s.members.Elsewhere(ctx, a.member(), a.nkey)
+	}
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "admit", "error", err.Error())
+		return g, since, refusedUnavailable
+	}
+	if r := judge(a, m, found, elsewhere); r != "" {
+		return g, since, r
+	}
+	if a.id.Role != identity.RoleNode {
+		return a.peerGrant(), since, ""
+	}
+	return s.admitNode(ctx, a)
+}
+
+// admitNode gives a Node its generation: free name, KV write, notice to Edge,
+// and only then the connection (I2, I3, I5).
+func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since time.Time, r refusal) {
+	h := fnv.New32a()
+	h.Write([]byte(a.member().key()))
+	lock := &s.admission[h.Sum32()%admissionLocks]
+	lock.Lock()
+	defer lock.Unlock()
+
+	v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})
+	switch {
+	case !ok:
+		return g, since, refusedDraining
+	case !v.ok:
+		return g, v.since, refusedDuplicate
+	}
+	session, err := s.generations.Next(ctx, a.id.Edge, a.id.Name, admission{Instance: a.instance(), NKey: a.nkey})
+	if err == nil {
+		s.notify(session.Edge, subjects.Admitted, &iopv1.SessionNotice{
+			NodeId: session.Node, Generation: session.Gen, InstanceId: a.instance(),
+		})
+		err = s.fabric.FlushWithContext(ctx)
+	}
+	if err != nil {
+		s.b.log.Warn(eventFault, "operation", "admit", "error", err.Error())
+		return g, since, refusedUnavailable
+	}
+	if _, ok := s.ask(event{kind: evAdmitted, session: session, instance: a.instance()}); !ok {
+		return g, since, refusedDraining
+	}
+	return a.nodeGrant(session), since, ""
+}
