@@ -10,9 +10,9 @@ import (
 
 // Key lets a principal in. Only the digest of the key itself is ever held.
 type Key struct {
-	Principal string
-	Digest    [sha256.Size]byte
-	Models    []string // what it may name; empty: all
+	Name   string // the principal
+	Digest [sha256.Size]byte
+	Models []string // what it may name; empty: all
 }
 
 // DigestOf returns what Key.Digest holds for an API key.
@@ -27,7 +27,7 @@ type keyState struct {
 }
 
 func newKeyState(k Key) *keyState {
-	s := &keyState{principal: k.Principal, digest: k.Digest}
+	s := &keyState{principal: k.Name, digest: k.Digest}
 	if len(k.Models) > 0 {
 		s.models = make(map[string]bool, len(k.Models))
 		for _, m := range k.Models {

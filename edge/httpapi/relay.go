@@ -13,7 +13,7 @@ import (
 const (
 	// retryWait bounds the queueing for another attempt. A request that already
 	// failed once would rather hear why than wait as long as a new one.
-	retryWait = 5 * time.Second
+	retryWait = 30 * time.Second
 	// bytesPerToken is the usual rough measure of a prompt's length.
 	bytesPerToken = 4
 )
