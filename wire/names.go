@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // MaxName is the longest name that may become a token of a subject.
@@ -27,6 +28,25 @@ func CheckName(s string) error {
 			continue
 		}
 		return fmt.Errorf("name %q: use a-z, 0-9, '-' and '_', beginning with a letter or digit", s)
+	}
+	return nil
+}
+
+// CheckTrustDomain says what is wrong with the trust domain of a fabric: a host
+// name in lower case, as it stands in every workload's SPIFFE name.
+func CheckTrustDomain(s string) error {
+	if s == "" || len(s) > 253 {
+		return errors.New("a trust domain has 1 to 253 characters")
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
+			return fmt.Errorf("trust domain %.80q is no host name", s)
+		}
+		for i := 0; i < len(label); i++ {
+			if c := label[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+				return fmt.Errorf("trust domain %.80q: use a-z, 0-9, '-' and dots", s)
+			}
+		}
 	}
 	return nil
 }

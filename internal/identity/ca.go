@@ -15,6 +15,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/iop-fabric/iop/wire"
 )
 
 // Files of a CA within its folder.
@@ -36,7 +38,7 @@ type CA struct {
 // NewCA makes a CA for trustDomain that is good for ttl. Its certificate carries
 // the trust domain as a name constraint, so it can vouch for no other.
 func NewCA(trustDomain string, ttl time.Duration) (*CA, error) {
-	if err := checkTrustDomain(trustDomain); err != nil {
+	if err := wire.CheckTrustDomain(trustDomain); err != nil {
 		return nil, fmt.Errorf("new CA: %w", err)
 	}
 	if ttl <= 0 {

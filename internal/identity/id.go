@@ -46,8 +46,8 @@ func ParseID(u *url.URL) (ID, error) {
 // check reports whether id is the name of a workload there may be. Its parts
 // become tokens of subjects and must be names (Z1).
 func (id ID) check() error {
-	if err := checkTrustDomain(id.TrustDomain); err != nil {
-		return err
+	if err := wire.CheckTrustDomain(id.TrustDomain); err != nil {
+		return fmt.Errorf("workload name: %w", err)
 	}
 	switch id.Role {
 	case RoleBroker, RoleService:
@@ -63,23 +63,6 @@ func (id ID) check() error {
 	}
 	if err := wire.CheckName(id.Name); err != nil {
 		return fmt.Errorf("workload name: %w", err)
-	}
-	return nil
-}
-
-func checkTrustDomain(s string) error {
-	if s == "" || len(s) > 253 {
-		return errors.New("workload name: a trust domain has 1 to 253 characters")
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("workload name: trust domain %.80q is no host name", s)
-		}
-		for i := 0; i < len(label); i++ {
-			if c := label[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-				return fmt.Errorf("workload name: trust domain %.80q: use a-z, 0-9, '-' and dots", s)
-			}
-		}
 	}
 	return nil
 }

@@ -1,0 +1,102 @@
+package configs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFile bounds a configuration file.
+const maxFile = 4 << 20
+
+// Load reads the file at path, lets the environment override it, and returns it
+// complete and valid, or every fault as Faults.
+func Load(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	return parse(path, data, os.Environ())
+}
+
+// Parse is Load for data at hand, with no environment. name stands in faults, and
+// relative paths in data are taken from its folder.
+func Parse(name string, data []byte) (*File, error) { return parse(name, data, nil) }
+
+func parse(name string, data []byte, environ []string) (*File, error) {
+	if len(data) > maxFile {
+		return nil, Faults{{File: name, Message: fmt.Sprintf("larger than %d bytes", maxFile)}}
+	}
+	root, faults := document(name, data)
+	if faults != nil {
+		return nil, faults
+	}
+	file := new(File)
+	d := &decoder{file: name, lines: map[string]int{}}
+	d.document(root, file)
+	file.resolvePaths(filepath.Dir(name))
+	env := override(file, environ)
+	d.faults = append(d.faults, env.faults...)
+	file.applyDefaults()
+	for _, fault := range file.validate() {
+		d.faults = append(d.faults, env.locate(d.locate(fault)))
+	}
+	if err := d.faults.err(); err != nil {
+		return nil, err
+	}
+	return file, nil
+}
+
+// yamlLine finds the line in a message of the parser's.
+var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
+
+// document returns the root of the one document there may be; nil if it is empty.
+func document(name string, data []byte) (*yaml.Node, Faults) {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, second yaml.Node
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, Faults{syntaxFault(name, err)}
+	}
+	switch err := dec.Decode(&second); {
+	case err == nil:
+		return nil, Faults{{File: name, Line: second.Line, Message: "a second document begins here; a configuration is one document"}}
+	case !errors.Is(err, io.EOF):
+		return nil, Faults{syntaxFault(name, err)}
+	}
+	return doc.Content[0], nil
+}
+
+func syntaxFault(name string, err error) Fault {
+	m := yamlLine.FindStringSubmatch(err.Error())
+	if m == nil {
+		return Fault{File: name, Message: "not YAML: " + err.Error()}
+	}
+	line, _ := strconv.Atoi(m[1]) //nolint:errcheck // no line in the message means no line here
+	return Fault{File: name, Line: line, Message: "not YAML: " + strings.TrimPrefix(err.Error(), m[0])}
+}
+
+// Complete gives every setting that was left out its default and then validates:
+// for a configuration that was built in code rather than loaded.
+func (f *File) Complete() error {
+	f.applyDefaults()
+	return f.Validate()
+}
+
+// Validate reports every fault, as Faults. Files that are named are not opened.
+func (f *File) Validate() error { return f.validate().err() }
