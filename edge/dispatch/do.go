@@ -1,0 +1,351 @@
+package dispatch
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+const (
+	// A request of which nothing was heard is published again after firstRepeat,
+	// and ever more seldom.
+	firstRepeat = 500 * time.Millisecond
+	lastRepeat  = 8 * time.Second
+	// gapBound is how long a missing frame may stay missing (J2).
+	gapBound = 10 * time.Second
+	// maxText bounds the human part of a Node's error.
+	maxText = 1 << 10
+)
+
+// call is Do's side of an attempt.
+type call struct {
+	d   *Dispatcher
+	s   *stream
+	w   Writer
+	res Result
+
+	request  []byte // kept until something was heard of the run
+	repeatAt time.Time
+	repeat   time.Duration
+	deadline time.Time
+	gapDue   time.Time
+	up       *upload // nil: the body is in the request, or is acknowledged
+
+	timer *time.Timer
+	armed time.Time // when it fires; zero: it does not matter
+	dirty bool      // something was delivered since the last Flush
+}
+
+// Do implements Runner.
+func (d *Dispatcher) Do(ctx context.Context, a Attempt, w Writer) Result {
+	s, err := d.register(&a)
+	c := call{d: d, s: s, w: w}
+	if err == nil && ctx.Err() != nil {
+		err = gone(ctx)
+	}
+	if err == nil {
+		err = c.send(&a)
+	}
+	if err != nil {
+		d.unsent(s)
+		if cut := s.cutErr(); cut != nil { // its fence came first
+			err = cut
+		}
+		return c.end(err)
+	}
+	return c.run(ctx)
+}
+
+func (d *Dispatcher) unsent(s *stream) {
+	d.apply(s, s.step((*life).unsent), true)
+}
+
+func (s *stream) cutErr() *wire.Error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.life.cut
+}
+
+// end makes the result; the slot is another matter, and settled elsewhere.
+func (c *call) end(err *wire.Error) Result {
+	if c.up != nil {
+		c.up.stop(time.Now())
+	}
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.d.metrics.bytes.Add(float64(c.res.Bytes))
+	c.d.metrics.terminal(err)
+	c.res.Err = err
+	return c.res
+}
+
+// send publishes the request. An error means that nothing left Edge.
+func (c *call) send(a *Attempt) *wire.Error {
+	if err := c.s.cutErr(); err != nil {
+		return err
+	}
+	req := iopv1.ProviderTunnelRequest{
+		RunId: a.RunID, Adapter: a.Slot.Adapter, Target: a.Slot.Target,
+		Operation: a.Operation, Method: a.Method, Path: a.Path, RawQuery: a.RawQuery, Headers: a.Header,
+		Stream:                 a.Stream,
+		TimeoutSec:             int64((a.Timeout + time.Second - 1) / time.Second),
+		ResponseStallTimeoutMs: a.StallTimeout.Milliseconds(),
+		BodySize:               uint64(max(a.BodySize, 0)), //nolint:gosec // not negative
+		Credit:                 c.s.recv.Window(),
+	}
+	switch {
+	case a.BodySize > wire.MaxBody:
+		req.BodyFollows = true
+	case a.BodySize > 0:
+		raw := bodyBuffers.Get().(*[]byte)
+		defer bodyBuffers.Put(raw)
+		req.Body = (*raw)[:a.BodySize]
+		if _, err := io.ReadFull(a.Body, req.Body); err != nil {
+			return errBody(err)
+		}
+	}
+	data, err := req.MarshalVT()
+	switch {
+	case err != nil:
+		return wire.Errorf(wire.Internal, "encode the request: %w", err)
+	case len(data) > wire.MaxMessage:
+		return wire.Errorf(wire.Invalid, "the request's headers are too large")
+	}
+	if err := c.d.publish(c.s, subjects.Tunnel, data); err != nil {
+		c.d.log.Warn(eventSendFailed, slog.String("run_id", a.RunID), slog.String("verb", string(subjects.Tunnel)), slog.Any("error", err))
+		return wire.Errorf(wire.Unreachable, "the broker does not take the request")
+	}
+	now := time.Now()
+	c.request, c.repeat, c.repeatAt = data, firstRepeat, now.Add(firstRepeat)
+	if a.Timeout > 0 {
+		c.deadline = now.Add(a.Timeout)
+	}
+	if req.BodyFollows {
+		c.up = newUpload(c.d, c.s, a.Body, a.BodySize)
+	}
+	return nil
+}
+
+// run delivers the answer until the attempt is over for the caller.
+func (c *call) run(ctx context.Context) Result {
+	taken := -1 // the body of the frame that was delivered last
+	for {
+		v := c.s.next(taken)
+		taken = -1
+		if v.need != needNone {
+			c.d.owe(c.s, v.need)
+		}
+		if v.cut != nil {
+			return c.leave(v.cut)
+		}
+		if v.heard {
+			c.request, c.repeatAt = nil, time.Time{}
+		}
+		if v.f != nil {
+			taken = len(v.f.Body)
+			terminal, err := c.deliver(v.f)
+			if err != nil {
+				return c.cut(errCallerGone)
+			}
+			if terminal {
+				return c.leave(c.outcome(v.f))
+			}
+			v.f.recycle()
+		}
+		if c.up != nil || v.reconnect {
+			if err := c.upload(&v); err != nil {
+				return c.cut(err)
+			}
+		}
+		if v.f == nil && c.dirty {
+			c.dirty = false
+			if c.w.Flush() != nil {
+				return c.cut(errCallerGone)
+			}
+		}
+		c.arm(&v)
+		if err := c.wait(ctx, v.f == nil); err != nil {
+			return c.cut(err)
+		}
+	}
+}
+
+// upload sends of the request's body what can be sent, and the request itself
+// again where it may be lost.
+func (c *call) upload(v *view) *wire.Error {
+	lost := v.reconnect
+	if c.up != nil {
+		done, again, err := c.up.step(time.Now(), v)
+		if done {
+			c.up = nil
+		}
+		if err != nil {
+			if err.Class == wire.Protocol {
+				c.d.offend(c.s.sess, breachAck, severe, c.s.run)
+			}
+			return err
+		}
+		lost = lost || again
+	}
+	if lost {
+		c.sendAgain()
+	}
+	return nil
+}
+
+func (c *call) sendAgain() {
+	if c.request == nil {
+		return
+	}
+	c.d.metrics.repeats.Inc()
+	_ = c.d.publish(c.s, subjects.Tunnel, c.request) // it is repeated anyhow
+	c.repeat = min(2*c.repeat, lastRepeat)
+	c.repeatAt = time.Now().Add(c.repeat)
+}
+
+// arm sets the timer to what is due next; where nothing is, none runs.
+func (c *call) arm(v *view) {
+	due := c.deadline
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
+			due = t
+		}
+	}
+	sooner(c.repeatAt)
+	c.gapDue = time.Time{}
+	if !v.gapSince.IsZero() {
+		c.gapDue = v.gapSince.Add(gapBound)
+		sooner(c.gapDue)
+	}
+	if c.up != nil {
+		sooner(c.up.sender.Deadline())
+	}
+	switch {
+	case due.Equal(c.armed):
+	case due.IsZero():
+		c.timer.Stop()
+	case c.timer == nil:
+		c.timer = time.NewTimer(time.Until(due))
+	default:
+		c.timer.Reset(time.Until(due))
+	}
+	c.armed = due
+}
+
+// wait waits for something to do; with more at hand it only looks whether the
+// attempt has to end. The error ends the caller's side.
+func (c *call) wait(ctx context.Context, block bool) *wire.Error {
+	var fired <-chan time.Time
+	if !c.armed.IsZero() {
+		fired = c.timer.C
+	}
+	if block {
+		select {
+		case <-c.s.wake:
+			return nil
+		case <-ctx.Done():
+			return gone(ctx)
+		case <-fired:
+		}
+	} else {
+		select {
+		case <-ctx.Done():
+			return gone(ctx)
+		case <-fired:
+		default:
+			return nil
+		}
+	}
+	c.armed = time.Time{}
+	now := time.Now()
+	passed := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	switch {
+	case passed(c.deadline):
+		return errDeadline
+	case passed(c.gapDue):
+		if c.s.gapPassed(now) {
+			c.d.offend(c.s.sess, breachGap, severe, c.s.run)
+			return breachGap.err()
+		}
+	case passed(c.repeatAt):
+		if !c.s.wasHeard() {
+			c.sendAgain()
+		}
+	}
+	return nil
+}
+
+func (s *stream) wasHeard() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heard
+}
+
+// gapPassed: the frame is still missing.
+func (s *stream) gapPassed(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.gapSince.IsZero() && now.Sub(s.gapSince) >= gapBound
+}
+
+// deliver hands one frame to the caller. Its parts are known to be in order.
+func (c *call) deliver(f *frame) (terminal bool, err error) {
+	terminal = f.Kind == iopv1.ProviderTunnelFrame_END || f.Kind == iopv1.ProviderTunnelFrame_ERROR || f.End
+	if f.Usage != nil {
+		c.res.Usage = f.Usage
+	}
+	if f.Kind == iopv1.ProviderTunnelFrame_RESPONSE_START {
+		c.res.Started, c.res.Status, c.res.FirstByte = true, int(f.Status), time.Now()
+		c.dirty = true
+		if err := c.w.Start(int(f.Status), f.Headers); err != nil {
+			return terminal, err
+		}
+	}
+	if len(f.Body) > 0 {
+		c.res.Bytes += int64(len(f.Body))
+		c.dirty = true
+		if err := c.w.Body(f.Body); err != nil {
+			return terminal, err
+		}
+	}
+	if len(f.Trailers) > 0 {
+		return terminal, c.w.Trailer(f.Trailers)
+	}
+	return terminal, nil
+}
+
+// outcome is what a terminal says.
+func (c *call) outcome(f *frame) *wire.Error {
+	if f.Kind != iopv1.ProviderTunnelFrame_ERROR {
+		return nil
+	}
+	text := strings.ToValidUTF8(f.Error[:min(len(f.Error), maxText)], "")
+	return wire.FromPeer(f.ErrorClass, strings.Clone(text)) // the message it is part of goes
+}
+
+// cut ends the caller's side before the Node's.
+func (c *call) cut(err *wire.Error) Result {
+	c.d.apply(c.s, c.s.step(func(l *life) orders { return l.cutBy(err) }), true)
+	if first := c.s.cutErr(); first != nil {
+		err = first
+	}
+	return c.leave(err)
+}
+
+// leave ends Do's part.
+func (c *call) leave(err *wire.Error) Result {
+	o, n, heard := c.s.leave()
+	if n != needNone {
+		c.d.owe(c.s, n)
+	}
+	c.d.apply(c.s, o, true)
+	c.res.Acked = heard
+	return c.end(err)
+}

@@ -1,0 +1,275 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// tell wakes Run.
+func (d *Dispatcher) tell() {
+	select {
+	case d.kick <- struct{}{}:
+	default:
+	}
+}
+
+// owe puts a stream on the list of its session's next acknowledgement.
+func (d *Dispatcher) owe(s *stream, n need) {
+	s.mu.Lock()
+	listed := s.owed
+	s.owed = true
+	s.mu.Unlock()
+	if !listed {
+		d.list(s.sess, owed{s: s})
+	}
+	if n == needNow && !d.urgent.Swap(true) {
+		d.tell()
+	}
+}
+
+func (d *Dispatcher) oweStray(sess *session, o owed) {
+	sess.mu.Lock()
+	room := sess.strays < maxStrays
+	if room {
+		sess.strays++
+	}
+	sess.mu.Unlock()
+	if room {
+		d.list(sess, o)
+	}
+}
+
+func (d *Dispatcher) list(sess *session, o owed) {
+	sess.mu.Lock()
+	sess.owed = append(sess.owed, o)
+	listed := sess.listed
+	sess.listed = true
+	sess.mu.Unlock()
+	if listed {
+		return
+	}
+	d.mu.Lock()
+	d.owing = append(d.owing, sess)
+	first := len(d.owing) == 1
+	d.mu.Unlock()
+	if first {
+		d.tell()
+	}
+}
+
+// Run sends what is owed to the Nodes and watches the bounds of cancels. When
+// ctx ends it takes nothing new, ends what is open, and returns when all
+// attempts have ended; the bus's end does the same and is the error.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	var reconnected <-chan struct{}
+	if r, ok := d.deps.Bus.(bus.Reconnecter); ok {
+		reconnected = r.Reconnected()
+	}
+	var (
+		done   = ctx.Done()
+		closed = d.deps.Bus.Closed()
+		out    = &ackWriter{d: d}
+		ackDue time.Time
+		result error
+	)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-d.kick:
+		case <-timer.C:
+		case <-reconnected:
+			d.resume()
+		case <-done:
+			done = nil
+			d.stop(wire.Errorf(wire.Draining, "this edge is stopping"))
+		case <-closed:
+			closed, done = nil, nil
+			result = fmt.Errorf("dispatch: %w", d.closedCause())
+			d.stop(wire.Errorf(wire.SessionEnded, "the connection to the broker ended"))
+		}
+		now := time.Now()
+		d.sendCancels()
+		next := d.passBounds(now, closed == nil)
+		owing := d.owes()
+		stopped := d.stopped.Load() != nil
+		switch {
+		case !owing:
+			ackDue = time.Time{}
+		case d.urgent.Load() || stopped || (!ackDue.IsZero() && !now.Before(ackDue)):
+			out.flush()
+			ackDue = time.Time{}
+		case ackDue.IsZero():
+			ackDue = now.Add(d.cfg.AckDelay)
+		}
+		if stopped && d.live.Load() == 0 && !d.owes() {
+			d.log.Debug(eventReturnedLate)
+			return result
+		}
+		timer.Reset(wait(now, ackDue, next))
+	}
+}
+
+func (d *Dispatcher) closedCause() error {
+	if err := d.deps.Bus.Err(); err != nil {
+		return err
+	}
+	return bus.ErrClosed
+}
+
+// wait is how long until the earliest of some times; an hour if there is none.
+func wait(now time.Time, times ...time.Time) time.Duration {
+	w := time.Hour
+	for _, t := range times {
+		if !t.IsZero() {
+			w = min(w, t.Sub(now))
+		}
+	}
+	return max(w, 0)
+}
+
+func (d *Dispatcher) owes() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.owing) > 0
+}
+
+// stop takes nothing new and ends every caller's side.
+func (d *Dispatcher) stop(err *wire.Error) {
+	d.stopped.Store(err)
+	d.table.each(func(s *stream) {
+		d.apply(s, s.step(func(l *life) orders { return l.cutBy(err) }), false)
+	})
+}
+
+// resume is for a connection that was lost and is there again: what was on its
+// way may be lost, so both sides say where they are.
+func (d *Dispatcher) resume() {
+	d.table.each(func(s *stream) {
+		s.mu.Lock()
+		again := s.life.cancelled && s.life.held()
+		heard := s.heard
+		s.again, s.reconnect = heard, true
+		s.mu.Unlock()
+		s.wakeUp()
+		if again {
+			d.cancel(s)
+		}
+		if heard {
+			d.owe(s, needNow)
+		}
+	})
+}
+
+func (d *Dispatcher) sendCancels() {
+	d.mu.Lock()
+	list := d.cancels
+	d.cancels = nil
+	d.mu.Unlock()
+	for _, s := range list {
+		d.cancel(s)
+	}
+}
+
+// passBounds gives back the slots whose cancel was not answered in time (all of
+// them where no answer can come any more) and says when the next one is due.
+func (d *Dispatcher) passBounds(now time.Time, all bool) (next time.Time) {
+	for {
+		d.mu.Lock()
+		if len(d.bounds) == 0 {
+			d.bounds = nil
+			d.mu.Unlock()
+			return time.Time{}
+		}
+		b := d.bounds[0]
+		if !all && now.Before(b.due) {
+			d.mu.Unlock()
+			return b.due
+		}
+		d.bounds[0] = cancelBound{}
+		d.bounds = d.bounds[1:]
+		d.mu.Unlock()
+		d.apply(b.s, b.s.step((*life).bound), false)
+	}
+}
+
+// ackEntries is how many entries one message holds: with the longest run ids it
+// is then below 64 KiB (J6).
+const ackEntries = 500
+
+// ackWriter makes the messages, in memory that is reused.
+type ackWriter struct {
+	d       *Dispatcher
+	entries [ackEntries]iopv1.StreamAck_Entry
+	msg     iopv1.StreamAck
+	buf     []byte
+	spare   []owed
+	owing   []*session
+}
+
+// flush sends everything that is owed.
+func (w *ackWriter) flush() {
+	d := w.d
+	// What becomes urgent from here on is in a later flush.
+	d.urgent.Store(false)
+	d.mu.Lock()
+	w.owing, d.owing = d.owing, w.owing[:0]
+	d.mu.Unlock()
+	for i, sess := range w.owing {
+		w.owing[i] = nil
+		sess.mu.Lock()
+		list := sess.owed
+		sess.owed, w.spare = w.spare[:0], nil
+		sess.strays, sess.listed = 0, false
+		sess.mu.Unlock()
+		w.session(sess, list)
+		clear(list)
+		w.spare = list
+		if cap(list) > 4*ackEntries {
+			w.spare = nil
+		}
+	}
+	w.owing = w.owing[:0]
+}
+
+func (w *ackWriter) session(sess *session, list []owed) {
+	for len(list) > 0 {
+		w.msg.Entries = w.msg.Entries[:0]
+		part := list[:min(len(list), ackEntries)]
+		list = list[len(part):]
+		for i := range part {
+			e := &w.entries[i]
+			e.RunId, e.Acked, e.Credit, e.Resend, e.Reset_ = part[i].run, part[i].acked, 0, false, part[i].reset
+			if s := part[i].s; s != nil {
+				a := s.ack()
+				e.RunId, e.Acked, e.Credit, e.Resend = s.run, a.Acked, a.Credit, a.Resend
+			}
+			e.Direction = directionFrame
+			w.msg.Entries = append(w.msg.Entries, e)
+		}
+		size := w.msg.SizeVT()
+		if cap(w.buf) < size {
+			w.buf = make([]byte, size, size+size/2)
+		}
+		n, err := w.msg.MarshalToSizedBufferVT(w.buf[:size])
+		if err == nil {
+			w.d.metrics.acks.Inc()
+			reply := subjects.NoResponders(w.d.cfg.Edge, w.entries[0].RunId)
+			err = w.d.deps.Bus.PublishRequest(sess.ack, reply, w.buf[:n])
+		}
+		if err != nil {
+			// Lost like any message: the Node repeats what is not acknowledged.
+			w.d.log.Debug(eventSendFailed, slog.String("node", sess.id.Node), slog.String("verb", string(subjects.Ack)), slog.Any("error", err))
+		}
+	}
+}
+
+// directionFrame names the direction of the frames that an entry acknowledges.
+const directionFrame = "frame"

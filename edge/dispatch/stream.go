@@ -1,0 +1,289 @@
+package dispatch
+
+import (
+	"hash/maphash"
+	"sync"
+	"time"
+
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/tunnel"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// frame is a decoded message, with the size it keeps alive.
+type frame struct {
+	iopv1.ProviderTunnelFrame
+	size int
+}
+
+// frames are reused, for one is needed for every message.
+var frames = sync.Pool{New: func() any { return new(frame) }}
+
+func (f *frame) recycle() {
+	f.Reset()
+	f.size = 0
+	frames.Put(f)
+}
+
+// inboxSlack is what unread messages may keep alive beyond the window: the
+// frames of the reserve and one start with all its headers.
+const inboxSlack = tunnel.TerminalReserve + wire.MaxMessage
+
+// stream is one attempt between the callback that receives for it and the
+// goroutine of Do that consumes.
+type stream struct {
+	run    string
+	slot   pool.Slot
+	sess   *session
+	window uint64        // what of the sum of windows it holds
+	wake   chan struct{} // 1: a wake-up that is pending says all
+	hash   uint64
+
+	mu        sync.Mutex
+	life      life
+	recv      *tunnel.Receiver
+	order     order
+	inbox     []*frame // head: the next to take; it is reused once it is empty
+	head      int
+	unread    int // bytes the inbox keeps alive
+	heard     bool
+	owed      bool // an acknowledgement is in the session's list
+	again     bool // the next acknowledgement asks for what follows it
+	reconnect bool // the connection was re-made since Do looked
+
+	// Once the rules were broken there is no sequence to keep: all is
+	// acknowledged, so that the Node comes to its terminal.
+	broken  bool
+	highest uint64
+
+	delivered uint64    // sequences delivered in order
+	gapSince  time.Time // since when the next one is missing; zero: it is not
+
+	body bodyAck // what the Node acknowledged of the request's body
+
+	out [4]tunnel.RecvEffect // room for a step's effects
+}
+
+// bodyAck is the sum of the acknowledgements that Do has not looked at.
+type bodyAck struct {
+	pending, resend, reset bool
+	acked, credit          uint64
+}
+
+// need says when an acknowledgement is due.
+type need uint8
+
+const (
+	needNone need = iota
+	needSoon
+	needNow
+)
+
+func (s *stream) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+var digestSeed = maphash.MakeSeed()
+
+// receive takes one message that is of this attempt, and keeps f if it is to be
+// delivered.
+func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (o orders, n need, b breach, kept bool) {
+	terminal := false
+	if !decoded {
+		b = breachUndecodable
+	} else {
+		terminal, b = check(&f.ProviderTunnelFrame)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard = true
+	if decoded {
+		s.highest = max(s.highest, f.Sequence)
+	}
+	if s.broken || b != breachNone {
+		return s.receiveBroken(terminal, b)
+	}
+	ev := tunnel.RecvEvent{Kind: tunnel.FrameReceived, Seq: f.Sequence, Body: len(f.Body), Digest: digest, Terminal: terminal}
+	deliver := false
+	for _, ef := range s.recv.Step(now, ev, s.out[:0]) {
+		switch ef.Kind {
+		case tunnel.Deliver:
+			deliver = true
+		case tunnel.AckSoon:
+			n = max(n, needSoon)
+		case tunnel.AckNow:
+			n = max(n, needNow)
+		case tunnel.ReceiverFailed:
+			if s.recv.Done() { // it had its terminal; the Node answers for the rest
+				return orders{}, needNone, breachLate, false
+			}
+			return s.receiveBroken(terminal, breachStream)
+		}
+	}
+	if !deliver {
+		if f.Sequence > s.delivered+1 && s.gapSince.IsZero() && s.life.state == open {
+			s.gapSince = now
+			s.wakeUp()
+		}
+		return orders{}, n, breachNone, false
+	}
+	s.delivered++
+	s.gapSince = time.Time{}
+	if b = s.order.next(&f.ProviderTunnelFrame); b != breachNone {
+		return s.receiveBroken(terminal, b)
+	}
+	if s.life.state != open || s.life.cut != nil {
+		n = max(n, s.consume(now, len(f.Body)))
+	} else {
+		if s.unread += f.size; s.unread > int(s.window)+inboxSlack { //nolint:gosec // a window is at most 4 MiB
+			s.unread -= f.size
+			return s.receiveBroken(terminal, breachFlood)
+		}
+		s.push(f)
+		kept = true
+		s.wakeUp()
+	}
+	if terminal {
+		// Nothing follows it, so nothing waits for the acknowledgement but the
+		// Node's copy of this frame: it can wait for others (J1).
+		n, o = needSoon, s.life.terminal()
+	}
+	return o, n, breachNone, kept
+}
+
+// receiveBroken ends the caller's side, if it is still there, and waits for the
+// Node's terminal alone. b is reported for the first breach only.
+func (s *stream) receiveBroken(terminal bool, b breach) (orders, need, breach, bool) {
+	if s.broken {
+		b = breachNone
+	}
+	s.broken, s.gapSince = true, time.Time{}
+	var o orders
+	if b != breachNone {
+		o = s.life.cutBy(b.err())
+		s.wakeUp()
+	}
+	if terminal {
+		t := s.life.terminal()
+		o.give, o.remove, o.over = t.give, t.remove, t.over
+	}
+	return o, needSoon, b, false
+}
+
+func (s *stream) push(f *frame) {
+	if s.head > 0 && len(s.inbox) == cap(s.inbox) {
+		n := copy(s.inbox, s.inbox[s.head:])
+		clear(s.inbox[n:])
+		s.inbox, s.head = s.inbox[:n], 0
+	}
+	s.inbox = append(s.inbox, f)
+}
+
+// inboxKeep is the room an empty inbox keeps.
+const inboxKeep = 64
+
+func (s *stream) pop() *frame {
+	if s.head == len(s.inbox) {
+		return nil
+	}
+	f := s.inbox[s.head]
+	s.inbox[s.head] = nil
+	s.head++
+	s.unread -= f.size
+	if s.head == len(s.inbox) {
+		s.inbox, s.head = s.inbox[:0], 0
+		if cap(s.inbox) > inboxKeep {
+			s.inbox = nil
+		}
+	}
+	return f
+}
+
+// consume grants a delivered frame's cost anew.
+func (s *stream) consume(now time.Time, body int) (n need) {
+	if s.broken {
+		return needNone
+	}
+	for _, ef := range s.recv.Step(now, tunnel.RecvEvent{Kind: tunnel.Consumed, Body: body}, s.out[:0]) {
+		switch ef.Kind {
+		case tunnel.AckSoon:
+			n = max(n, needSoon)
+		case tunnel.AckNow:
+			n = max(n, needNow)
+		default:
+		}
+	}
+	return n
+}
+
+// view is what Do sees of its stream at one moment.
+type view struct {
+	f         *frame      // the next frame; nil: none is at hand
+	cut       *wire.Error // the attempt is over for the caller
+	need      need
+	heard     bool
+	gapSince  time.Time
+	reconnect bool
+	body      bodyAck
+}
+
+// next says what there is to do. taken is the body of the frame that was
+// delivered to the caller last; below 0: none was.
+func (s *stream) next(taken int) (v view) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if taken >= 0 {
+		v.need = s.consume(time.Now(), taken)
+	}
+	v.heard, v.gapSince = s.heard, s.gapSince
+	v.reconnect, s.reconnect = s.reconnect, false
+	v.body, s.body = s.body, bodyAck{}
+	if v.cut = s.life.cut; v.cut == nil {
+		v.f = s.pop()
+	}
+	return v
+}
+
+// leave ends Do's part; what it did not take is dropped and granted anew, so
+// that the Node comes to its terminal.
+func (s *stream) leave() (o orders, n need, heard bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o = s.life.leave()
+	if s.head < len(s.inbox) {
+		now := time.Now()
+		for f := s.pop(); f != nil; f = s.pop() {
+			n = max(n, s.consume(now, len(f.Body)))
+			f.recycle()
+		}
+	}
+	s.inbox = nil
+	return o, n, s.heard
+}
+
+// step runs one step of the life under the lock and wakes Do.
+func (s *stream) step(fn func(*life) orders) orders {
+	s.mu.Lock()
+	o := fn(&s.life)
+	s.mu.Unlock()
+	s.wakeUp()
+	return o
+}
+
+// ack is the entry to send to the Node now.
+func (s *stream) ack() tunnel.Ack {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.owed = false
+	if s.broken {
+		return tunnel.Ack{Acked: s.highest}
+	}
+	a := s.recv.Ack()
+	a.Resend = a.Resend || s.again
+	s.again = false
+	return a
+}

@@ -1,0 +1,135 @@
+package dispatch
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/tunnel"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// upload sends a request's body that is too large for the request itself, as
+// the Node's credit allows. Do's goroutine owns it.
+type upload struct {
+	d       *Dispatcher
+	s       *stream
+	sender  *tunnel.Sender
+	body    io.Reader
+	left    int64
+	subject string
+	reply   string
+	out     []tunnel.SendEffect
+	resets  int
+}
+
+// maxResets is how often the Node may say that it does not know the run before
+// that is taken as its answer: the request may be lost while frames of its body
+// are not.
+const maxResets = 3
+
+// bodyBuffers hold one encoded frame, or one body to be encoded.
+var bodyBuffers = sync.Pool{New: func() any { b := make([]byte, wire.MaxBody+512); return &b }}
+
+func newUpload(d *Dispatcher, s *stream, body io.Reader, size int64) *upload {
+	return &upload{
+		d: d, s: s, body: body, left: size,
+		sender:  tunnel.NewSender(tunnel.SenderConfig{Credit: wire.MinWindow}),
+		subject: s.sess.id.Down(subjects.Body, s.run),
+		reply:   subjects.NoResponders(d.cfg.Edge, s.run),
+	}
+}
+
+// step does all that can be done now. lost asks for the request to be sent again.
+func (u *upload) step(now time.Time, v *view) (done, lost bool, err *wire.Error) {
+	if b := v.body; b.pending {
+		if b.reset && !v.heard && u.resets < maxResets {
+			u.resets++
+			lost, b.reset = true, false
+			v.reconnect = true
+		}
+		done, err = u.send(now, tunnel.SendEvent{Kind: tunnel.AckReceived, Acked: b.acked, Credit: b.credit, Resend: b.resend, Reset: b.reset})
+		if done || err != nil {
+			return done, lost, err
+		}
+	}
+	if v.reconnect {
+		if done, err = u.send(now, tunnel.SendEvent{Kind: tunnel.SendReconnected}); done || err != nil {
+			return done, lost, err
+		}
+	}
+	if due := u.sender.Deadline(); !due.IsZero() && !now.Before(due) {
+		if done, err = u.send(now, tunnel.SendEvent{Kind: tunnel.SendDeadline}); done || err != nil {
+			return done, lost, err
+		}
+	}
+	for u.left > 0 {
+		n := int(min(u.left, wire.MaxBody))
+		last := int64(n) == u.left
+		if !last && !u.sender.Room(n) {
+			break
+		}
+		frame, ferr := u.encode(n, last)
+		if ferr != nil {
+			return false, lost, ferr
+		}
+		u.left -= int64(n)
+		if done, err = u.send(now, tunnel.SendEvent{Kind: tunnel.Offer, Frame: frame}); done || err != nil {
+			return done, lost, err
+		}
+	}
+	return false, lost, nil
+}
+
+func (u *upload) encode(n int, last bool) (tunnel.Frame, *wire.Error) {
+	raw := bodyBuffers.Get().(*[]byte)
+	defer bodyBuffers.Put(raw)
+	if _, err := io.ReadFull(u.body, (*raw)[:n]); err != nil {
+		return tunnel.Frame{}, errBody(err)
+	}
+	seq := u.sender.NextSeq()
+	msg := iopv1.BodyFrame{RunId: u.s.run, Sequence: seq, Body: (*raw)[:n], Last: last}
+	buf := bodyBuffers.Get().(*[]byte)
+	size := msg.SizeVT()
+	if _, err := msg.MarshalToSizedBufferVT((*buf)[:size]); err != nil {
+		bodyBuffers.Put(buf)
+		return tunnel.Frame{}, wire.Errorf(wire.Internal, "encode the request's body: %w", err)
+	}
+	return tunnel.Frame{Seq: seq, Data: (*buf)[:size], Body: n, Terminal: last}, nil
+}
+
+// errBody tells that the body that was kept for the attempt cannot be read.
+func errBody(err error) *wire.Error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return wire.Errorf(wire.Internal, "the request's body is shorter than its size")
+	}
+	return wire.Errorf(wire.Internal, "the request's body cannot be read")
+}
+
+func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.Error) {
+	u.out = u.sender.Step(now, ev, u.out[:0])
+	for i := range u.out {
+		switch ef := &u.out[i]; ef.Kind {
+		case tunnel.SendFrame:
+			// What the bus does not take is lost like any message, and repeated.
+			_ = u.d.deps.Bus.PublishRequest(u.subject, u.reply, ef.Frame.Data)
+		case tunnel.ReleaseFrame:
+			buf := ef.Frame.Data[:cap(ef.Frame.Data)]
+			bodyBuffers.Put(&buf)
+		case tunnel.SenderDone:
+			done = true
+		case tunnel.SenderFailed:
+			err = ef.Err
+		}
+		u.out[i] = tunnel.SendEffect{}
+	}
+	return done, err
+}
+
+// stop releases what is kept.
+func (u *upload) stop(now time.Time) {
+	_, _ = u.send(now, tunnel.SendEvent{Kind: tunnel.SendStopped})
+}
