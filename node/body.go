@@ -1,0 +1,111 @@
+package node
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	"github.com/iop-fabric/iop/wire"
+)
+
+var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before its announced size")
+
+// bodyReader hands the request's body to the exchange as it arrives. It holds no
+// more than the window lets the peer send (J7).
+type bodyReader struct {
+	ctx      context.Context //nolint:containedctx // an io.Reader has no other way to be interrupted
+	consumed func(frame int)
+	more     chan struct{}
+
+	mu     sync.Mutex
+	frames [][]byte
+	left   int64  // of the announced size, still to be delivered
+	cur    []byte // what is left of the frame being read
+	size   int    // of that frame
+	err    error  // after the frames: io.EOF, or why there is no more
+	closed bool
+}
+
+func newBodyReader(ctx context.Context, size int64, consumed func(int)) *bodyReader {
+	return &bodyReader{ctx: ctx, left: size, consumed: consumed, more: make(chan struct{}, 1)}
+}
+
+// Read implements io.Reader.
+func (r *bodyReader) Read(p []byte) (int, error) {
+	for {
+		r.mu.Lock()
+		if len(r.cur) > 0 {
+			n := copy(p, r.cur)
+			r.cur = r.cur[n:]
+			done := len(r.cur) == 0
+			r.mu.Unlock()
+			if done {
+				r.consumed(r.size)
+			}
+			return n, nil
+		}
+		if len(r.frames) > 0 {
+			r.cur, r.frames[0] = r.frames[0], nil
+			r.frames = r.frames[1:]
+			r.size = len(r.cur)
+			r.mu.Unlock()
+			continue
+		}
+		err := r.err
+		r.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+		select {
+		case <-r.more:
+		case <-r.ctx.Done():
+			return 0, context.Cause(r.ctx)
+		}
+	}
+}
+
+// deliver appends the next frame. It reports whether the frame was kept, to be
+// reported as consumed once it was read, and what is wrong with the body.
+func (r *bodyReader) deliver(f bodyFrame) (kept bool, err *wire.Error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed:
+		return false, nil
+	case f.failed != "":
+		r.err = errBodyCut
+	case int64(len(f.data)) > r.left, f.last && int64(len(f.data)) != r.left:
+		r.err = errBodyTooLarge
+	default:
+		r.left -= int64(len(f.data))
+		if len(f.data) > 0 {
+			r.frames, kept = append(r.frames, f.data), true
+		}
+		if f.last {
+			r.err = io.EOF
+		}
+	}
+	r.wake()
+	if e, ok := r.err.(*wire.Error); ok { //nolint:errorlint // set a few lines above, unwrapped
+		err = e
+	}
+	return kept, err
+}
+
+// close drops what was not read; what still arrives is dropped too.
+func (r *bodyReader) close(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed, r.frames, r.cur = true, nil, nil
+	if r.err == nil {
+		r.err = err
+	}
+	r.wake()
+}
+
+func (r *bodyReader) wake() {
+	select {
+	case r.more <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,219 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/iop-fabric/iop/node/session"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// Bounds of what the supervisor itself waits for.
+const (
+	dialBound  = 15 * time.Second // connecting and asking who we are
+	applyBound = 10 * time.Second // starting the adapters of a configuration
+	closeBound = 5 * time.Second  // the last exchanges and the adapters, at the end
+)
+
+// Run supervises sessions until ctx ends (nil), the attempts are exhausted
+// (ErrExhausted) or something local is broken (ErrLocal). It is the one place
+// that dials, one dial at a time (S2). When ctx ends it drains first (D7).
+func (n *Node) Run(ctx context.Context) error {
+	defer func() {
+		n.metrics.ready.Set(0)
+		n.children.Wait()
+		n.runtime.close(closeBound)
+	}()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	stop := ctx.Done()
+	ev := session.Event{Kind: session.Started}
+	for {
+		if exit, err := n.step(ctx, ev); exit {
+			return err
+		}
+		if at := n.core.Deadline(); at.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(max(time.Until(at), 0))
+		}
+		var lost <-chan struct{}
+		var idle <-chan struct{}
+		if n.link != nil {
+			lost, idle = n.link.conn.Closed(), n.link.idle
+		}
+		select {
+		case sig := <-n.inbox:
+			ev = n.read(sig)
+		case <-lost:
+			ev = session.Event{Kind: session.ConnectionLost, Gen: n.link.id.Gen}
+		case <-idle:
+			ev = session.Event{Kind: session.Idle, Gen: n.link.id.Gen}
+		case <-timer.C:
+			ev = session.Event{Kind: session.DeadlinePassed}
+		case <-stop:
+			stop, ev = nil, session.Event{Kind: session.StopAsked}
+		}
+	}
+}
+
+// read turns a session's message into an event; one of an older session, or one
+// that does not decode, into none (F5).
+func (n *Node) read(sig signal) session.Event {
+	if sig.link != n.link {
+		return session.Event{}
+	}
+	ev, ok := sig.link.event(n, sig.verb, sig.data)
+	if !ok {
+		n.metrics.dropped[dropMalformed].Inc()
+		return session.Event{}
+	}
+	return ev
+}
+
+// step runs the core on ev and on what its effects bring in turn.
+func (n *Node) step(ctx context.Context, ev session.Event) (exit bool, err error) {
+	for ev.Kind != 0 {
+		was := n.core.State()
+		ev.Rand = rand.Float64() //nolint:gosec // spreads dials; nothing secret hangs on it
+		effects := n.core.Step(time.Now(), ev, nil)
+		n.observe(was)
+		ev = session.Event{}
+		for _, ef := range effects {
+			if ef.Kind == session.Exit {
+				return true, ef.Err
+			}
+			if next := n.apply(ctx, ef); next.Kind != 0 {
+				ev = next // at most one effect of a step brings an event
+			}
+		}
+	}
+	return false, nil
+}
+
+// apply does what the core orders. Only Dial and Apply wait, both bounded: they
+// are what the supervisor is for, and nothing may go on beside them.
+func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
+	l := n.link
+	switch ef.Kind {
+	case session.Dial:
+		ev := n.dial(ctx)
+		if ctx.Err() != nil { // the stop came first: what became of the dial is its consequence
+			n.core.Step(time.Now(), session.Event{Kind: session.StopAsked}, nil)
+		}
+		return ev
+	case session.AskToken:
+		l.send(subjects.SessionVerb, &iopv1.SessionRequest{InstanceId: n.deps.InstanceID})
+	case session.SendRegister:
+		_ = l.conn.Publish(l.id.Up(subjects.Register, ""), l.request) // see link.send
+	case session.Apply:
+		return n.applyConfig(l)
+	case session.TakeWork:
+		l.streams.admit(doorOpen)
+	case session.SendReady:
+		l.send(subjects.Ready, &iopv1.NodeReadyRequest{NodeId: l.id.Node})
+	case session.SendHeartbeat:
+		l.heartbeat(ef.Draining)
+	case session.RefuseWork:
+		l.streams.admit(doorDraining)
+	case session.CutRest:
+		l.streams.cutRest()
+	case session.EndSession:
+		event := evSession
+		if ef.Reason == session.Fenced || ef.Reason == session.Superseded {
+			event = evFenced
+		}
+		n.log.Warn(event, keyGeneration, ef.Gen, keyReason, ef.Reason)
+		n.failed(ef.Reason)
+		n.link = nil
+		n.end(l)
+	case session.Exit:
+	}
+	return session.Event{}
+}
+
+// dial makes one connection and learns which session it is (G2).
+func (n *Node) dial(ctx context.Context) session.Event {
+	n.metrics.dials.Inc()
+	ctx, cancel := context.WithTimeout(ctx, dialBound)
+	defer cancel()
+	failed := func(why session.Reason, err error) session.Event {
+		n.log.Warn(evDialFailed, keyAttempt, n.core.Attempts(), keyReason, why, keyError, err)
+		n.failed(why)
+		return session.Event{Kind: session.DialFailed, Reason: why}
+	}
+	conn, err := n.deps.Dial(ctx)
+	switch {
+	case errors.Is(err, ErrLocal):
+		return session.Event{Kind: session.LocalFault, Err: err}
+	case err != nil:
+		return failed(session.Unreachable, err)
+	}
+	user, err := n.deps.WhoAmI(ctx, conn)
+	if err != nil {
+		conn.Close()
+		return failed(session.Unreachable, err)
+	}
+	id, denied, err := session.Identify(user, n.cfg.Edge, n.cfg.Name)
+	switch {
+	case denied != "":
+		conn.Close()
+		return failed(session.DeniedReason(denied), errors.New("the broker refused this node: "+denied))
+	case err != nil:
+		conn.Close()
+		return failed(session.WrongName, err)
+	}
+	l, err := n.newLink(ctx, id, conn)
+	if err != nil {
+		conn.Close()
+		return failed(session.Unreachable, err)
+	}
+	n.link = l
+	return session.Event{Kind: session.Connected, Gen: id.Gen}
+}
+
+// applyConfig verifies and applies what the accepted answer brought (R3).
+func (n *Node) applyConfig(l *link) session.Event {
+	ctx, cancel := context.WithTimeout(l.ctx, applyBound)
+	defer cancel()
+	payload, err := openConfig(n.deps.Identity, n.cfg.Edge, l.nonce, 0, l.answer.GetConfig())
+	if err == nil {
+		err = n.runtime.apply(ctx, payload)
+	}
+	if err != nil {
+		n.log.Error(evBadConfig, keyGeneration, l.id.Gen, keyError, err)
+	} else {
+		n.log.Info(evConfig, keyGeneration, l.id.Gen, keyRevision, l.answer.GetConfig().GetRevision(), keyCount, len(payload.GetAdapters()))
+	}
+	l.answer = nil // it is large, and done with
+	return session.Event{Kind: session.Applied, Gen: l.id.Gen, OK: err == nil}
+}
+
+// failed counts a failed attempt or an ended session.
+func (n *Node) failed(why session.Reason) {
+	n.metrics.ends[why].Inc()
+	n.mu.Lock()
+	n.status.LastReason = string(why)
+	n.mu.Unlock()
+}
+
+// observe publishes the state after a step, and logs it where it is another.
+func (n *Node) observe(was session.State) {
+	is := n.core.State()
+	n.mu.Lock()
+	n.status.State, n.status.Generation = is.String(), n.core.Generation()
+	n.status.Since, n.status.Attempts = n.core.Since(), n.core.Attempts()
+	n.mu.Unlock()
+	if is == was {
+		return
+	}
+	ready := 0.0
+	if is == session.Ready {
+		ready = 1
+	}
+	n.metrics.ready.Set(ready)
+	n.log.Info(evState, keyState, is.String(), keyGeneration, n.core.Generation())
+}

@@ -1,0 +1,51 @@
+package session
+
+import "errors"
+
+// Why Exit is ordered; nil stands for a local shutdown.
+var (
+	// ErrExhausted: the allowed number of dials in a row brought no ready session.
+	ErrExhausted = errors.New("no session became ready within reconnect.max_attempts dials")
+	// ErrLocal: something of this machine's own is broken (a key, a certificate),
+	// which no further attempt can mend.
+	ErrLocal = errors.New("local fault")
+)
+
+// Reason says why an attempt failed or a session ended. The list is closed: it
+// labels a metric.
+type Reason string
+
+// The reasons.
+const (
+	Unreachable Reason = "unreachable" // the dial failed
+	Denied      Reason = "denied"      // the broker's lobby told us no
+	Duplicate   Reason = "duplicate"   // another instance of this name is alive (B12)
+	WrongName   Reason = "wrong_name"  // the broker took us for somebody else
+	NoToken     Reason = "no_token"    // the session service gave none
+	Refused     Reason = "refused"     // Edge did not accept the registration
+	BadConfig   Reason = "bad_config"  // the configuration did not verify or apply
+	NotReady    Reason = "not_ready"   // Edge answered ready=false
+	StepBound   Reason = "step_bound"  // a step was not answered in time
+	Superseded  Reason = "superseded"  // a newer session of this node was admitted
+	Fenced      Reason = "fenced"      // Edge fenced this session for another reason
+	Silent      Reason = "silent"      // Edge's heartbeats stopped
+	EdgeChanged Reason = "edge_changed"
+	Lost        Reason = "lost" // the connection ended
+	Stopped     Reason = "stopped"
+)
+
+// Reasons lists them all.
+var Reasons = []Reason{
+	Unreachable, Denied, Duplicate, WrongName, NoToken, Refused, BadConfig, NotReady,
+	StepBound, Superseded, Fenced, Silent, EdgeChanged, Lost, Stopped,
+}
+
+// ReasonOf reads the reason word a peer gave. Two of them change what follows;
+// any other text is otherwise.
+func ReasonOf(word string, otherwise Reason) Reason {
+	switch Reason(word) {
+	case Superseded, Duplicate:
+		return Reason(word)
+	}
+	return otherwise
+}
