@@ -87,9 +87,9 @@ func (p *Pool) AppendKey(b []byte) []byte {
 		}
 		k.mark()
 	}
-	for _, key := range sortedKeys(p.providerPlaces, func(a providerKey) string { return a.node + "\x00" + a.id }) {
-		k.strings(key.node, key.id)
-		k.tick(p.providerPlaces[key].last)
+	for _, id := range sortedKeys(p.providers, func(s string) string { return s }) {
+		k.strings(id)
+		k.tick(p.providers[id].places.last)
 	}
 	k.mark()
 	for _, id := range sortedKeys(p.overlays, func(s string) string { return s }) {
@@ -120,8 +120,8 @@ func (p *Pool) AppendKey(b []byte) []byte {
 // ranks maps every tick in the state to its place in their order.
 func (p *Pool) ranks() map[uint64]uint64 {
 	var ticks []uint64
-	for _, c := range p.providerPlaces {
-		ticks = append(ticks, c.last)
+	for _, v := range p.providers {
+		ticks = append(ticks, v.places.last)
 	}
 	for _, w := range p.waiters {
 		ticks = append(ticks, w.entry.turn)
