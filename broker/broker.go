@@ -318,7 +318,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	// What the server calls fatal ends Run; the first such error is the reason.
 	srv.SetLoggerV2(serverLog{
 		log:       b.log,
-		handshake: func(err error) { b.refuse(handshakeRefusal(err)) },
+		handshake: b.handshakeFailed,
 		fatal:     func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
 	}, true, false, false)
 	var stop sync.Once
@@ -381,4 +381,12 @@ func clientURL(addr net.Addr) string {
 
 func (b *Broker) refuse(r refusal) {
 	b.metrics.refused.WithLabelValues(string(r)).Inc()
+}
+
+// handshakeFailed counts a peer that did not get as far as the callout. What it
+// sent is not logged: it has proved nothing.
+func (b *Broker) handshakeFailed(err error) {
+	r := handshakeRefusal(err)
+	b.refuse(r)
+	b.log.Info(eventRefused, "reason", string(r))
 }

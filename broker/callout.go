@@ -32,7 +32,6 @@ const (
 	refusedDomain      refusal = "trust_domain" // another trust domain
 	refusedRole        refusal = "role"         // the role does not fit the use
 	refusedChain       refusal = "chain"        // does not verify against our CA
-	refusedName        refusal = "name"         // no token of a subject
 	refusedConnection  refusal = "connection"   // the connection's name is not 32 of [a-z0-9]
 	refusedNKey        refusal = "nkey"         // not the one registered for that name
 	refusedUnavailable refusal = "unavailable"  // the authority could not be asked
@@ -61,7 +60,7 @@ func (r refusal) told() bool {
 // refusals is the closed set, for the metric.
 var refusals = []refusal{
 	refusedForged, refusedPassword, refusedAnonymous, refusedSignature, refusedNoTLS, refusedTLSVersion,
-	refusedCertificate, refusedSAN, refusedDomain, refusedRole, refusedChain, refusedName, refusedConnection,
+	refusedCertificate, refusedSAN, refusedDomain, refusedRole, refusedChain, refusedConnection,
 	refusedNKey, refusedUnavailable, refusedLate, refusedNotSpeaking, refusedHandshake,
 	refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining,
 }
@@ -143,7 +142,7 @@ func decide(ac *jwt.AuthorizationRequestClaims, t trust) (applicant, refusal) {
 	if len(leaf.URIs) != 1 {
 		return a, refusedSAN
 	}
-	id, err := identity.ParseID(leaf.URIs[0])
+	id, err := identity.ParseID(leaf.URIs[0]) // edge and name are good tokens of subjects
 	if err != nil {
 		return a, refusedSAN
 	}
@@ -155,9 +154,6 @@ func decide(ac *jwt.AuthorizationRequestClaims, t trust) (applicant, refusal) {
 	}
 	if verified, _, err := identity.VerifyChain(t.pool, chain, id.Role, false); err != nil || verified != id {
 		return a, refusedChain
-	}
-	if !subjects.ValidName(id.Edge) || !subjects.ValidName(id.Name) {
-		return a, refusedName
 	}
 	if id.Role == identity.RoleNode && !validConnection(opts.Name) {
 		return a, refusedConnection

@@ -1,0 +1,385 @@
+package broker
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// guard is how long a test waits for an event before it says that there was none.
+const guard = 30 * time.Second
+
+// testCA signs whatever a test asks for, right or wrong.
+type testCA struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func newTestCA() *testCA {
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "test CA"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	return &testCA{cert: must(x509.ParseCertificate(der)), key: key}
+}
+
+func (ca *testCA) issue(usages []x509.ExtKeyUsage, uris ...string) *identity.Certificate {
+	chain, key := ca.issueRaw(usages, uris...)
+	return must(identity.NewCertificate(chain, key))
+}
+
+func (ca *testCA) issueRaw(usages []x509.ExtKeyUsage, uris ...string) ([][]byte, *ecdsa.PrivateKey) {
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usages, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	for _, u := range uris {
+		template.URIs = append(template.URIs, must(url.Parse(u)))
+	}
+	der := must(x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key))
+	return [][]byte{der}, key
+}
+
+// client is a certificate for dialling, with the SANs given.
+func (ca *testCA) client(uris ...string) tls.Certificate {
+	chain, key := ca.issueRaw([]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, uris...)
+	return tls.Certificate{Certificate: chain, PrivateKey: key}
+}
+
+func (ca *testCA) pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(ca.cert)
+	return p
+}
+
+func (ca *testCA) write(file string) {
+	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		panic(err)
+	}
+}
+
+// records collects what is logged, and wakes who waits for a line of it.
+type records struct {
+	mu   sync.Mutex
+	all  []map[string]string
+	more chan struct{}
+}
+
+func newRecords() *records { return &records{more: make(chan struct{})} }
+
+func (r *records) Enabled(context.Context, slog.Level) bool { return true }
+func (r *records) WithAttrs([]slog.Attr) slog.Handler       { return r }
+func (r *records) WithGroup(string) slog.Handler            { return r }
+func (r *records) Handle(_ context.Context, rec slog.Record) error {
+	line := map[string]string{"msg": rec.Message}
+	rec.Attrs(func(a slog.Attr) bool { line[a.Key] = a.Value.String(); return true })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, line)
+	close(r.more)
+	r.more = make(chan struct{})
+	return nil
+}
+
+func (r *records) mark() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.all)
+}
+
+// wait returns the first line at or after from that has all of want.
+func (r *records) wait(t *testing.T, from int, want map[string]string) map[string]string {
+	t.Helper()
+	timeout := time.After(guard)
+	for {
+		r.mu.Lock()
+		lines, more := r.all, r.more
+		r.mu.Unlock()
+		for ; from < len(lines); from++ {
+			if matches(lines[from], want) {
+				return lines[from]
+			}
+		}
+		select {
+		case <-more:
+		case <-timeout:
+			t.Fatalf("no log line %v", want)
+		}
+	}
+}
+
+func matches(line, want map[string]string) bool {
+	for k, v := range want {
+		if line[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// fixture is a broker and everything needed to dial it.
+type fixture struct {
+	t      testing.TB
+	ca     *testCA
+	dir    string
+	cfg    configs.Broker
+	edges  map[string]*identity.NKey
+	reg    *prometheus.Registry
+	logs   *records
+	offset atomic.Int64 // added to the broker's clock
+	b      *Broker
+	cancel context.CancelFunc
+	done   chan error
+}
+
+// newFixture makes the files of a broker without starting it.
+func newFixture(t testing.TB) *fixture {
+	t.Helper()
+	f := &fixture{t: t, ca: newTestCA(), dir: t.TempDir(), edges: map[string]*identity.NKey{}}
+	in := func(name string) string { return filepath.Join(f.dir, name) }
+	f.ca.write(in("ca.pem"))
+	f.writeCertificate()
+	f.cfg = configs.Broker{
+		Name: "b1", Listen: "127.0.0.1:0", StoreDir: in("js"), TrustDomain: "iop",
+		TLS:       configs.TLS{Certificate: in("broker.pem"), Key: in("broker.key"), CA: in("ca.pem")},
+		IssuerKey: in("issuer.nk"), SystemKey: in("sys.nk"), CalloutKey: in("auth.nk"), ServiceKey: in("fabric.nk"),
+		EdgeKeys: map[string]string{}, HeartbeatBound: 5 * time.Second,
+	}
+	save := func(k *identity.NKey, err error, file string) *identity.NKey {
+		if err := errors.Join(err, k.Save(file)); err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	k, err := identity.NewAccountKey()
+	save(k, err, f.cfg.IssuerKey)
+	for _, file := range []string{f.cfg.SystemKey, f.cfg.CalloutKey, f.cfg.ServiceKey} {
+		k, err := identity.NewUserKey()
+		save(k, err, file)
+	}
+	for _, edge := range []string{"edge1", "edge2"} {
+		f.edges[edge] = must(identity.NewUserKey())
+		f.cfg.EdgeKeys[edge] = f.edges[edge].Public()
+	}
+	return f
+}
+
+func (f *fixture) writeCertificate() {
+	c := f.ca.issue([]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, "spiffe://iop/-/broker/b1")
+	if err := c.Save(filepath.Join(f.dir, "broker.pem"), filepath.Join(f.dir, "broker.key")); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// member adds a member to the configuration and returns its key.
+func (f *fixture) member(edge, role, name string) *identity.NKey {
+	k := must(identity.NewUserKey())
+	f.cfg.Members = append(f.cfg.Members, configs.Member{Edge: edge, Role: role, Name: name, NKey: k.Public()})
+	return k
+}
+
+// start runs the broker until the test ends.
+func (f *fixture) start() *fixture {
+	f.t.Helper()
+	f.reg, f.logs = prometheus.NewRegistry(), newRecords()
+	b, err := New(f.cfg, Deps{
+		Log: slog.New(f.logs), Metrics: f.reg,
+		Now: func() time.Time { return time.Now().Add(time.Duration(f.offset.Load())) },
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	f.b, f.cancel, f.done = b, cancel, make(chan error, 1)
+	go func() { f.done <- b.Run(ctx) }()
+	select {
+	case <-b.Ready():
+	case err := <-f.done:
+		f.t.Fatalf("Run: %v", err)
+	case <-time.After(guard):
+		f.t.Fatal("the broker was not ready")
+	}
+	f.t.Cleanup(f.stop)
+	return f
+}
+
+func (f *fixture) stop() {
+	if f.cancel == nil {
+		return
+	}
+	f.cancel()
+	f.cancel = nil
+	if err := <-f.done; err != nil {
+		f.t.Errorf("Run: %v", err)
+	}
+}
+
+func (f *fixture) refused(r refusal) float64 {
+	return testutil.ToFloat64(f.b.metrics.refused.WithLabelValues(string(r)))
+}
+
+// edge connects an Edge of this process.
+func (f *fixture) edge(name string) *nats.Conn {
+	f.t.Helper()
+	k := f.edges[name]
+	nc, err := nats.Connect("", nats.InProcessServer(f.b.InProcess()), nats.Nkey(k.Public(), k.Sign),
+		nats.CustomInboxPrefix(subjects.EdgeInbox(name)), nats.NoReconnect(), nats.ErrorHandler(quiet))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(nc.Close)
+	return nc
+}
+
+func quiet(*nats.Conn, *nats.Subscription, error) {}
+
+// dialer is one attempt to connect over TCP; a test changes what it wants wrong.
+type dialer struct {
+	url        string
+	tls        *tls.Config
+	connection string
+	inbox      string
+	auth       nats.Option
+	closed     chan struct{}
+}
+
+func (f *fixture) dialer(edge, role, name string, key *identity.NKey) *dialer {
+	return f.instance(wire.NewToken(), edge, role, name, key)
+}
+
+func (f *fixture) instance(instance, edge, role, name string, key *identity.NKey) *dialer {
+	connection := instance + wire.NewToken()
+	return &dialer{
+		url: f.b.ClientURL(),
+		tls: &tls.Config{
+			RootCAs: f.ca.pool(), MinVersion: tls.VersionTLS13,
+			Certificates: []tls.Certificate{f.ca.client("spiffe://iop/" + edge + "/" + role + "/" + name)},
+		},
+		connection: connection, inbox: subjects.NodeInbox(edge, name, connection),
+		auth: nats.Nkey(key.Public(), key.Sign), closed: make(chan struct{}),
+	}
+}
+
+func (d *dialer) dial() (*nats.Conn, error) {
+	opts := []nats.Option{
+		nats.Secure(d.tls), nats.TLSHandshakeFirst(), nats.NoReconnect(), nats.Timeout(guard), nats.Name(d.connection),
+		nats.CustomInboxPrefix(d.inbox), nats.ErrorHandler(quiet),
+		nats.ClosedHandler(func(*nats.Conn) { close(d.closed) }),
+	}
+	if d.auth != nil {
+		opts = append(opts, d.auth)
+	}
+	return nats.Connect(d.url, opts...)
+}
+
+// connect dials what must be let in (or into the lobby) and returns who it is.
+func (f *fixture) connect(d *dialer) (*nats.Conn, string) {
+	f.t.Helper()
+	nc, err := d.dial()
+	if err != nil {
+		f.t.Fatalf("dial: %v", err)
+	}
+	f.t.Cleanup(nc.Close)
+	return nc, f.whoami(nc)
+}
+
+func (f *fixture) whoami(nc *nats.Conn) string {
+	f.t.Helper()
+	m, err := nc.Request(subjects.UserInfo, nil, guard)
+	if err != nil {
+		f.t.Fatalf("user info: %v", err)
+	}
+	var info struct {
+		Data struct {
+			User string `json:"user"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(m.Data, &info); err != nil {
+		f.t.Fatal(err)
+	}
+	return info.Data.User
+}
+
+// node connects a node that must be admitted.
+func (f *fixture) node(d *dialer) (*nats.Conn, subjects.Session) {
+	f.t.Helper()
+	nc, user := f.connect(d)
+	s, err := subjects.ParseSession(user)
+	if err != nil {
+		f.t.Fatalf("user %q is no session", user)
+	}
+	return nc, s
+}
+
+func (f *fixture) subscribe(nc *nats.Conn, subject string) *nats.Subscription {
+	f.t.Helper()
+	sub, err := nc.SubscribeSync(subject)
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return sub
+}
+
+func (f *fixture) next(sub *nats.Subscription) *nats.Msg {
+	f.t.Helper()
+	m, err := sub.NextMsg(guard)
+	if err != nil {
+		f.t.Fatalf("no message on %s: %v", sub.Subject, err)
+	}
+	return m
+}
+
+func (f *fixture) wait(what string, done <-chan struct{}) {
+	f.t.Helper()
+	select {
+	case <-done:
+	case <-time.After(guard):
+		f.t.Fatalf("%s: not within %v", what, guard)
+	}
+}
