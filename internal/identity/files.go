@@ -179,3 +179,10 @@ func fileError(what, path string, err error) error {
 	}
 	return fmt.Errorf("%s %s: %w", what, path, err)
 }
+
+// WriteKeyFile writes a secret of another kind (an API key) with the care of a
+// key file: whole, mode 0600, or not at all (I4).
+func WriteKeyFile(path string, data []byte) error { return writeFile(path, data, 0o600) }
+
+// ReadKeyFile reads one, and refuses what others may read.
+func ReadKeyFile(path string) ([]byte, error) { return readSecret(path) }

@@ -120,7 +120,7 @@ func Config(o Options) (*configs.File, error) {
 	if node.Reconnect.IntervalSec == nil {
 		node.Reconnect.IntervalSec = new(2)
 	}
-	if err := out.Complete("iop up"); err != nil {
+	if err := out.Complete(); err != nil {
 		return nil, err
 	}
 	return &out, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/iop-fabric/iop/adapters/demo"
-	"github.com/iop-fabric/iop/adapters/openaicompat"
+	"github.com/iop-fabric/iop/adapters/openai_compat"
 	"github.com/iop-fabric/iop/agent"
 	"github.com/iop-fabric/iop/broker"
 	"github.com/iop-fabric/iop/configs"
@@ -65,20 +65,22 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info)) err
 	if err != nil {
 		return err
 	}
-	return fabric.Run(ctx, func() {
-		key, err := ReadAPIKey(o.Folder)
-		if err != nil {
-			key = ""
-		}
-		info := Info{
-			BaseURL: "http://" + fabric.Edge.Addr() + "/v1", APIKey: key, AdminURL: "http://" + fabric.Edge.AdminAddr(),
-			BrokerURL: fabric.Broker.ClientURL(), DataDir: string(o.Folder),
-		}
-		for _, m := range fabric.Edge.Models() {
-			info.Models = append(info.Models, m.ID)
-		}
-		ready(info)
-	})
+	return fabric.Run(ctx, func() { ready(fabric.Info(o.Folder)) })
+}
+
+// Info describes the running fabric; its key is the folder's.
+func (f *Fabric) Info(folder Folder) Info {
+	info := Info{
+		BaseURL: "http://" + f.Edge.Addr() + "/v1", AdminURL: "http://" + f.Edge.AdminAddr(),
+		BrokerURL: f.Broker.ClientURL(), DataDir: string(folder),
+	}
+	if key, err := ReadAPIKey(folder); err == nil {
+		info.APIKey = key
+	}
+	for _, m := range f.Edge.Models() {
+		info.Models = append(info.Models, m.ID)
+	}
+	return info
 }
 
 func lock(f Folder) (unlock func(), err error) {
@@ -115,7 +117,13 @@ func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
 	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{Dial: f.dialEdge, Log: log.With("role", "edge"), Metrics: f.Metrics}); err != nil {
 		return nil, err
 	}
-	if f.Node, err = NewNode(*cfg.Node, func() []string { return []string{f.Broker.ClientURL()} }, log.With("role", "node"), f.Metrics); err != nil {
+	urls := func() []string {
+		if len(cfg.Node.Broker.URLs) > 0 {
+			return cfg.Node.Broker.URLs
+		}
+		return []string{f.Broker.ClientURL()}
+	}
+	if f.Node, err = NewNode(*cfg.Node, urls, log.With("role", "node"), f.Metrics); err != nil {
 		return nil, err
 	}
 	return f, nil
@@ -243,7 +251,7 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 	}
 	return node.New(cfg, node.Deps{
 		Dial: dial, Adapters: NewAdapter, InstanceID: instance,
-		Identity: node.Identity{Certificate: cert, User: user, Curve: curve, CA: pool, TrustDomain: cfg.TrustDomain},
+		Identity: node.Identity{Certificate: cert, User: user, Curve: curve, CA: pool},
 		Log:      log, Metrics: metrics,
 	})
 }
@@ -254,7 +262,7 @@ func NewAdapter(c *iopv1.AdapterConfig) (agent.Provider, error) {
 	case "openai_compat":
 		o := c.GetOpenaiCompat()
 		key := o.GetStaticKeyName()
-		return openaicompat.New(openaicompat.Options{
+		return openai_compat.New(openai_compat.Options{
 			Name: c.GetName(), BaseURL: o.GetBaseUrl(),
 			StaticKey: func() (string, error) {
 				if key == "" {
