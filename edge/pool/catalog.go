@@ -97,7 +97,7 @@ func (p *Pool) rebuild(now time.Time) {
 	p.buildAdapters()
 	p.buildGroups(old)
 	p.buildModels(now)
-	p.prunePlaces()
+	p.prune()
 	for _, w := range p.waitersByArrival() {
 		g := p.groups[w.model]
 		if g == nil {
@@ -281,17 +281,13 @@ func (p *Pool) buildModels(now time.Time) {
 	p.models = models
 }
 
-// prunePlaces forgets the counts of what is neither offered nor in use.
-func (p *Pool) prunePlaces() {
-	for key, c := range p.adapterPlaces {
-		if c.used == 0 && p.adapters[key] == nil {
-			delete(p.adapterPlaces, key)
-		}
+// prune forgets the counts and verdicts of what is no longer offered.
+func (p *Pool) prune() {
+	for key := range p.adapterPlaces {
+		p.forget(providerKey{}, key)
 	}
-	for key, c := range p.providerPlaces {
-		if v := p.providers[key.id]; c.used == 0 && (v == nil || v.places != c) {
-			delete(p.providerPlaces, key)
-		}
+	for key := range p.providerPlaces {
+		p.forget(key, adapterKey{})
 	}
 	for id, o := range p.overlays {
 		if v := p.providers[id]; v == nil || !v.overlaid || o.gen != v.node.gen {

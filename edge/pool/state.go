@@ -160,8 +160,21 @@ func (p *Pool) drop(h *held) {
 	} else {
 		h.node.last = h.prev
 	}
+	p.forget(providerKey{h.slot.Node, h.slot.Provider}, adapterKey{h.slot.Node, h.slot.Adapter})
 	*h = held{next: p.spare}
 	p.spare = h
+}
+
+// forget drops the counts of what is neither offered nor in use.
+func (p *Pool) forget(provider providerKey, adapter adapterKey) {
+	if c := p.providerPlaces[provider]; c != nil && c.used == 0 {
+		if v := p.providers[provider.id]; v == nil || v.places != c {
+			delete(p.providerPlaces, provider)
+		}
+	}
+	if c := p.adapterPlaces[adapter]; c != nil && c.used == 0 && p.adapters[adapter] == nil {
+		delete(p.adapterPlaces, adapter)
+	}
 }
 
 func (h *held) count(by int) {
