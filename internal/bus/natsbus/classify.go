@@ -26,6 +26,7 @@ const (
 	Limit        Reason = "limit"        // the broker's connection limit: retry slowly
 	TLSOwn       Reason = "tls_own"      // the broker refuses our certificate
 	TLSPeer      Reason = "tls_peer"     // we refuse the broker's certificate
+	NoTLS        Reason = "no_tls"       // something else than our TLS listens there
 	Closed       Reason = "closed"       // an established connection ended
 	Cancelled    Reason = "cancelled"    // our own doing
 	Other        Reason = "other"
@@ -56,6 +57,7 @@ var sentences = map[Reason]string{
 	Limit:        "the broker has as many connections as it allows",
 	TLSOwn:       "the broker refused our certificate: it is missing, expired, or not of the broker's CA",
 	TLSPeer:      "the broker's certificate is not to be trusted: wrong CA, wrong name, or expired",
+	NoTLS:        "the broker's address answers with something else than TLS",
 	Closed:       "the connection to the broker ended",
 	Cancelled:    "the connection was given up here",
 	Other:        "the connection to the broker failed",
@@ -83,6 +85,7 @@ func reason(err error) Reason {
 	var unknownCA x509.UnknownAuthorityError
 	var wrongName x509.HostnameError
 	var invalid x509.CertificateInvalidError
+	var notTLS tls.RecordHeaderError
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, errAborted), errors.Is(err, bus.ErrClosed):
 		return Cancelled
@@ -92,6 +95,11 @@ func reason(err error) Reason {
 		return Unauthorized
 	case errors.Is(err, nats.ErrMaxConnectionsExceeded), errors.Is(err, nats.ErrMaxAccountConnectionsExceeded), has("maximum account active connections", "maximum connections exceeded"):
 		return Limit
+	case errors.As(err, &notTLS):
+		if notTLS.RecordHeader == [5]byte([]byte("-ERR ")) {
+			return Limit // the one refusal a server writes before the handshake
+		}
+		return NoTLS
 	case errors.As(err, &verification), errors.As(err, &unknownCA), errors.As(err, &wrongName), errors.As(err, &invalid), has("failed to verify certificate"):
 		return TLSPeer
 	case has("remote error: tls:") && has(own...):

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"time"
 
@@ -347,79 +346,4 @@ func parseUserInfo(data []byte) (UserInfo, error) {
 		User: d.User, Account: d.Account, Expires: d.Expires,
 		Permissions: subjects.Permissions{Publish: d.Permissions.Publish.Allow, Subscribe: d.Permissions.Subscribe.Allow},
 	}, nil
-}
-
-// dialer opens the sockets of one Conn. Until settle, abort closes them.
-type dialer struct {
-	ctx     context.Context //nolint:containedctx // the Conn's life: the library's dialer interface has no context
-	timeout time.Duration
-	inner   nats.InProcessConnProvider
-
-	mu      sync.Mutex
-	aborted bool
-	settled bool
-	cancel  context.CancelFunc // of a dial in its midst
-	opened  []net.Conn         // before settle
-}
-
-var errAborted = errors.New("dial abandoned")
-
-// Dial is nats.CustomDialer.
-func (d *dialer) Dial(network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(d.ctx, d.timeout)
-	defer cancel()
-	d.mu.Lock()
-	if d.aborted {
-		d.mu.Unlock()
-		return nil, errAborted
-	}
-	d.cancel = cancel
-	d.mu.Unlock()
-	var nd net.Dialer
-	conn, err := nd.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	return d.keep(conn)
-}
-
-// InProcessConn is nats.InProcessConnProvider.
-func (d *dialer) InProcessConn() (net.Conn, error) {
-	conn, err := d.inner.InProcessConn()
-	if err != nil {
-		return nil, err
-	}
-	return d.keep(conn)
-}
-
-func (d *dialer) keep(conn net.Conn) (net.Conn, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.aborted {
-		conn.Close() //nolint:errcheck,gosec // abandoned
-		return nil, errAborted
-	}
-	if !d.settled {
-		d.opened = append(d.opened, conn)
-	}
-	return conn, nil
-}
-
-func (d *dialer) abort() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.aborted = true
-	if d.cancel != nil {
-		d.cancel()
-	}
-	for _, conn := range d.opened {
-		conn.Close() //nolint:errcheck,gosec // abandoned
-	}
-	d.opened = nil
-}
-
-func (d *dialer) settle() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.settled, d.opened, d.cancel = true, nil, nil
 }
