@@ -32,7 +32,7 @@ const backdate = time.Hour
 type CA struct {
 	redacted
 	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	key  func() *ecdsa.PrivateKey // sealed
 }
 
 // NewCA makes a CA for trustDomain that is good for ttl. Its certificate carries
@@ -69,7 +69,7 @@ func NewCA(trustDomain string, ttl time.Duration) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("new CA: %w", err)
 	}
-	return &CA{cert: cert, key: key}, nil
+	return &CA{cert: cert, key: seal(key)}, nil
 }
 
 // LoadCA reads ca.pem and ca.key from dir.
@@ -89,7 +89,7 @@ func LoadCA(dir string) (*CA, error) {
 	if !key.PublicKey.Equal(certs[0].PublicKey) {
 		return nil, fileError("CA key", keyFile, fmt.Errorf("it is not the key of the certificate in %s", certFile))
 	}
-	return &CA{cert: certs[0], key: key}, nil
+	return &CA{cert: certs[0], key: seal(key)}, nil
 }
 
 // Save writes ca.pem and ca.key into dir, which it makes if need be.
@@ -97,7 +97,7 @@ func (ca *CA) Save(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save CA: %w", err)
 	}
-	key, err := encodeKey(ca.key)
+	key, err := encodeKey(ca.key())
 	if err != nil {
 		return fmt.Errorf("save CA: %w", err)
 	}
@@ -142,7 +142,7 @@ func (ca *CA) Sign(pub crypto.PublicKey, id ID, hosts []string, ttl time.Duratio
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate of %s: %w", id, err)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, pub, ca.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, pub, ca.key())
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate of %s: %w", id, err)
 	}

@@ -27,15 +27,15 @@ type Certificate struct {
 // signer keeps the key out of what prints a tls.Certificate (I5).
 type signer struct {
 	redacted
-	key *ecdsa.PrivateKey
+	key func() *ecdsa.PrivateKey // sealed
 }
 
 // Public returns the public half.
-func (s signer) Public() crypto.PublicKey { return s.key.Public() }
+func (s signer) Public() crypto.PublicKey { return s.key().Public() }
 
 // Sign signs a digest.
 func (s signer) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
-	return s.key.Sign(r, digest, opts)
+	return s.key().Sign(r, digest, opts)
 }
 
 // NewCertificate joins a chain (DER, leaf first) and the key its leaf is for:
@@ -52,7 +52,7 @@ func NewCertificate(chain [][]byte, key *ecdsa.PrivateKey) (*Certificate, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Certificate{Chain: chain, Leaf: certs[0], id: id, key: signer{key: key}}, nil
+	return &Certificate{Chain: chain, Leaf: certs[0], id: id, key: signer{key: seal(key)}}, nil
 }
 
 // LoadCertificate reads a chain and its key. Every error names the file at fault;
@@ -101,7 +101,7 @@ func loadKey(file string) (*ecdsa.PrivateKey, error) {
 // Save writes the chain and, mode 0600, the key. The key comes first: a crash in
 // between leaves a pair that does not match, which LoadCertificate tells.
 func (c *Certificate) Save(certFile, keyFile string) error {
-	key, err := encodeKey(c.key.key)
+	key, err := encodeKey(c.key.key())
 	if err != nil {
 		return fileError("save key", keyFile, err)
 	}

@@ -48,7 +48,7 @@ const publicNKeyLen = 56
 type NKey struct {
 	redacted
 	public string
-	pair   nkeys.KeyPair
+	pair   func() nkeys.KeyPair // sealed
 }
 
 // NewUserKey makes the key of a connection.
@@ -68,7 +68,7 @@ func newNKey(pair nkeys.KeyPair, err error) (*NKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nkey: %w", err)
 	}
-	k := &NKey{public: public, pair: pair}
+	k := &NKey{public: public, pair: seal(pair)}
 	switch k.kind() {
 	case kindAccount, kindUser, kindCurve:
 		return k, nil
@@ -98,7 +98,7 @@ func LoadNKey(file string) (*NKey, error) {
 
 // Save writes the seed to file, mode 0600.
 func (k *NKey) Save(file string) error {
-	seed, err := k.pair.Seed()
+	seed, err := k.pair().Seed()
 	if err != nil {
 		return fileError("save nkey", file, err)
 	}
@@ -114,7 +114,7 @@ func (k *NKey) Save(file string) error {
 func (k *NKey) Public() string { return k.public }
 
 // Pair is the pair behind k, for libraries that want one. Print nothing of it.
-func (k *NKey) Pair() nkeys.KeyPair { return k.pair }
+func (k *NKey) Pair() nkeys.KeyPair { return k.pair() }
 
 func (k *NKey) kind() keyKind { return keyKind(k.public[0]) }
 
@@ -131,12 +131,12 @@ func (k *NKey) Sign(data []byte) ([]byte, error) {
 	if isTranscript(data) {
 		return nil, errors.New("nkey: refusing to sign a nonce that reads as a message of ours")
 	}
-	return k.pair.Sign(data)
+	return k.pair().Sign(data)
 }
 
 // SignLabelled signs the transcript of label and parts.
 func (k *NKey) SignLabelled(label string, parts ...[]byte) ([]byte, error) {
-	return k.pair.Sign(transcript(label, parts))
+	return k.pair().Sign(transcript(label, parts))
 }
 
 // VerifyNKey checks what SignLabelled made; public is an account or user key.

@@ -63,7 +63,7 @@ func IssueToken(issuer *NKey, c SessionClaims) ([]byte, error) {
 	claims.Data["node"] = c.Node
 	claims.Data["gen"] = strconv.FormatUint(c.Gen, 10)
 	claims.Data["nkey"] = c.NKey
-	token, err := claims.Encode(issuer.pair)
+	token, err := claims.Encode(issuer.Pair())
 	if err != nil {
 		return nil, fmt.Errorf("issue token: %w", err)
 	}
