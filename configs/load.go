@@ -63,6 +63,9 @@ func parse(name string, data []byte, environ []string) (*File, error) {
 // yamlLine finds the line in a message of the parser's.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
+// parserError finds the messages of the parser proper, as opposed to the scanner's.
+var parserError = regexp.MustCompile(`^did not find expected (node content|key|['<])|^found (undefined tag|duplicate %|incompatible)`)
+
 // document returns the root of the one document there may be; nil if it is empty.
 func document(name string, data []byte) (*yaml.Node, Faults) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
@@ -88,7 +91,11 @@ func syntaxFault(name string, err error) Fault {
 		return Fault{File: name, Message: "not YAML: " + err.Error()}
 	}
 	line, _ := strconv.Atoi(m[1]) //nolint:errcheck // no line in the message means no line here
-	return Fault{File: name, Line: line, Message: "not YAML: " + strings.TrimPrefix(err.Error(), m[0])}
+	text := strings.TrimPrefix(err.Error(), m[0])
+	if line > 0 && parserError.MatchString(text) {
+		line++ // the scanner's messages count lines from 1, the parser's from 0
+	}
+	return Fault{File: name, Line: line, Message: "not YAML: " + text}
 }
 
 // Complete gives every setting that was left out its default and then validates:

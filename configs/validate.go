@@ -384,7 +384,7 @@ func (p Provider) validate(v *validator, path string, adapters []string) {
 		v.fault(path+".adapter", "no adapter of that name on this node%s", mean(p.Adapter, adapters))
 	}
 	v.text(path+".target", p.Target, 256)
-	if p.ID != "" {
+	if p.ID != "" && p.ID != p.Adapter+"/"+p.Target {
 		v.text(path+".id", p.ID, 320)
 	}
 	if p.Capacity < 0 || (p.Capacity == 0 && slices.Contains(adapters, p.Adapter)) {
