@@ -31,7 +31,7 @@ const (
 	// firstBurst is how much is sent again before the peer has acknowledged
 	// anything of it; every acknowledgement doubles it. A dead link is thus not
 	// fed whole windows, and a live one is refilled in a few round trips.
-	firstBurst = wire.MinWindow
+	firstBurst = 4 * MaxCost
 	// probeBackoff is how many MaxRTO lie at most between two credit probes: they
 	// cost a frame each and are of use only after a credit update was lost.
 	probeBackoff = 4

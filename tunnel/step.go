@@ -70,6 +70,7 @@ func (s *Sender) offer(now time.Time, f Frame, out []SendEffect) []SendEffect {
 	out = s.releaseHeld(out)
 	if s.n == 0 {
 		s.progress = now // silence counts from when something is owed
+		s.rto = s.baseRTO()
 		s.resendAt = now.Add(s.rto)
 		s.idleAt = time.Time{}
 	}
