@@ -118,14 +118,18 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 	f := frames.Get().(*frame)
 	decoded := len(data) <= wire.MaxMessage && f.UnmarshalVTUnsafe(data) == nil
 	f.size = len(data)
-	o, n, b, kept := s.receive(time.Now(), f, decoded, maphash.Bytes(digestSeed, data))
-	if !kept {
-		f.recycle()
-	}
+	o, n, b, what := s.receive(time.Now(), f, decoded, maphash.Bytes(digestSeed, data))
 	if n != needNone { // before the attempt may be over, and Run with it
 		d.owe(s, n)
 	}
 	d.apply(s, o, false)
+	switch what {
+	case last:
+		s.finish(f)
+	case dropped:
+		f.recycle()
+	case kept:
+	}
 	if b != breachNone {
 		d.offend(s.sess, b, severe, s.run)
 	}

@@ -89,9 +89,17 @@ func (s *stream) wakeUp() {
 
 var digestSeed = maphash.MakeSeed()
 
-// receive takes one message that is of this attempt, and keeps f if it is to be
-// delivered.
-func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (o orders, n need, b breach, kept bool) {
+// fate is what becomes of a received frame.
+type fate uint8
+
+const (
+	dropped fate = iota
+	kept         // it is in the inbox
+	last         // it is the terminal: to be delivered once its orders are done
+)
+
+// receive takes one message that is of this attempt.
+func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (o orders, n need, b breach, what fate) {
 	terminal := false
 	if !decoded {
 		b = breachUndecodable
@@ -119,7 +127,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 			n = max(n, needNow)
 		case tunnel.ReceiverFailed:
 			if s.recv.Done() { // it had its terminal; the Node answers for the rest
-				return orders{}, needNone, breachLate, false
+				return orders{}, needNone, breachLate, dropped
 			}
 			return s.receiveBroken(terminal, breachStream)
 		}
@@ -129,22 +137,23 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 			s.gapSince = now
 			s.wakeUp()
 		}
-		return orders{}, n, breachNone, false
+		return orders{}, n, breachNone, dropped
 	}
 	s.delivered++
 	s.gapSince = time.Time{}
 	if b = s.order.next(&f.ProviderTunnelFrame); b != breachNone {
 		return s.receiveBroken(terminal, b)
 	}
-	if s.life.state != open || s.life.cut != nil {
+	switch {
+	case s.life.state != open || s.life.cut != nil:
 		n = max(n, s.consume(now, len(f.Body)))
-	} else {
-		if s.unread += f.size; s.unread > int(s.window)+inboxSlack { //nolint:gosec // a window is at most 4 MiB
-			s.unread -= f.size
-			return s.receiveBroken(terminal, breachFlood)
-		}
+	case s.unread+f.size > int(s.window)+inboxSlack: //nolint:gosec // a window is at most 4 MiB
+		return s.receiveBroken(terminal, breachFlood)
+	case terminal:
+		what = last
+	default:
 		s.push(f)
-		kept = true
+		what = kept
 		s.wakeUp()
 	}
 	if terminal {
@@ -152,12 +161,21 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 		// Node's copy of this frame: it can wait for others (J1).
 		n, o = needSoon, s.life.terminal()
 	}
-	return o, n, breachNone, kept
+	return o, n, breachNone, what
+}
+
+// finish delivers the terminal. The slot is back by now, so whoever calls again
+// upon it finds the place free.
+func (s *stream) finish(f *frame) {
+	s.mu.Lock()
+	s.push(f)
+	s.mu.Unlock()
+	s.wakeUp()
 }
 
 // receiveBroken ends the caller's side, if it is still there, and waits for the
 // Node's terminal alone. b is reported for the first breach only.
-func (s *stream) receiveBroken(terminal bool, b breach) (orders, need, breach, bool) {
+func (s *stream) receiveBroken(terminal bool, b breach) (orders, need, breach, fate) {
 	if s.broken {
 		b = breachNone
 	}
@@ -171,7 +189,7 @@ func (s *stream) receiveBroken(terminal bool, b breach) (orders, need, breach, b
 		t := s.life.terminal()
 		o.give, o.remove, o.over = t.give, t.remove, t.over
 	}
-	return o, needSoon, b, false
+	return o, needSoon, b, dropped
 }
 
 func (s *stream) push(f *frame) {
@@ -181,6 +199,7 @@ func (s *stream) push(f *frame) {
 		s.inbox, s.head = s.inbox[:n], 0
 	}
 	s.inbox = append(s.inbox, f)
+	s.unread += f.size
 }
 
 // inboxKeep is the room an empty inbox keeps.
