@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
@@ -179,15 +180,9 @@ type fixture struct {
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	f := &fixture{t: t, ca: newTestCA(), dir: t.TempDir(), edges: map[string]*identity.NKey{}}
-	in := func(name string) string { return filepath.Join(f.dir, name) }
-	f.ca.write(in("ca.pem"))
+	f.ca.write(filepath.Join(f.dir, "ca.pem"))
 	f.writeCertificate()
-	f.cfg = configs.Broker{
-		Name: "b1", Listen: "127.0.0.1:0", StoreDir: in("js"), TrustDomain: "iop",
-		TLS:       configs.TLS{Certificate: in("broker.pem"), Key: in("broker.key"), CA: in("ca.pem")},
-		IssuerKey: in("issuer.nk"), SystemKey: in("sys.nk"), CalloutKey: in("auth.nk"), ServiceKey: in("fabric.nk"),
-		EdgeKeys: map[string]string{}, HeartbeatBound: 5 * time.Second,
-	}
+	f.cfg = fileConfig(f.dir)
 	save := func(k *identity.NKey, err error, file string) *identity.NKey {
 		if err := errors.Join(err, k.Save(file)); err != nil {
 			t.Fatal(err)
@@ -205,6 +200,32 @@ func newFixture(t testing.TB) *fixture {
 		f.cfg.EdgeKeys[edge] = f.edges[edge].Public()
 	}
 	return f
+}
+
+// fileConfig is the configuration over the files that newFixture makes.
+func fileConfig(dir string) configs.Broker {
+	in := func(name string) string { return filepath.Join(dir, name) }
+	return configs.Broker{
+		Name: "b1", Listen: "127.0.0.1:0", StoreDir: in("js"), TrustDomain: "iop",
+		TLS:       configs.TLS{Certificate: in("broker.pem"), Key: in("broker.key"), CA: in("ca.pem")},
+		IssuerKey: in("issuer.nk"), SystemKey: in("sys.nk"), CalloutKey: in("auth.nk"), ServiceKey: in("fabric.nk"),
+		EdgeKeys: map[string]string{}, HeartbeatBound: 5 * time.Second,
+	}
+}
+
+// loadFixture is newFixture's in another process, with the node n1 of edge1.
+func loadFixture(t testing.TB, dir string) *fixture {
+	f := &fixture{t: t, dir: dir, cfg: fileConfig(dir)}
+	key := must(identity.LoadNKey(filepath.Join(dir, "n1.nk")))
+	f.cfg.Members = []configs.Member{{Edge: "edge1", Role: "node", Name: "n1", NKey: key.Public()}}
+	return f
+}
+
+// generations opens the bucket beside the broker that runs.
+func (f *fixture) generations() jetstream.KeyValue {
+	nc := must(f.b.connect(f.b.server, f.b.keys.callout, "test"))
+	f.t.Cleanup(nc.Close)
+	return must(must(jetstream.New(nc)).KeyValue(context.Background(), bucketGenerations))
 }
 
 func (f *fixture) writeCertificate() {
