@@ -24,8 +24,8 @@ type (
 		Node        string
 		Gen         uint64
 		PayloadNode string // compared only (R1)
-		// Verified is the verdict of the proof; an error refuses with its class
-		// (wire.ClassOf) and changes nothing.
+		// Verified is the verdict of the proof; an error refuses with its class, or
+		// credential if it has none, and changes nothing.
 		Verified                 error
 		ProtocolMin, ProtocolMax uint32
 		Features                 []string

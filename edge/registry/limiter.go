@@ -2,6 +2,7 @@ package registry
 
 import (
 	"maps"
+	"strings"
 	"time"
 )
 
@@ -43,10 +44,7 @@ func (l *limiter) allow(now time.Time, s session) bool {
 
 // clip bounds a text that a peer says about itself.
 func clip(s string) string {
-	if len(s) > maxText {
-		s = s[:maxText]
-	}
-	return s
+	return strings.Clone(s[:min(len(s), maxText)]) // s may alias a message
 }
 
 func clipAll(in []string) []string {

@@ -158,7 +158,11 @@ func (r *Registry) register(now time.Time, e RegisterReceived, out []Effect) []E
 	case e.PayloadNode != e.Node:
 		return refuse(WrongNode, wire.Invalid)
 	case e.Verified != nil:
-		return refuse(Unproved, wire.ClassOf(e.Verified))
+		class := wire.ClassOf(e.Verified)
+		if class == wire.Internal { // the check gave it none
+			class = wire.Credential
+		}
+		return refuse(Unproved, class)
 	case n != nil && e.Gen == n.gen && n.state.Owns():
 		return append(out, SendRegisterAnswer{
 			Node: e.Node, Gen: e.Gen, Accepted: true, Repeat: true, Protocol: n.protocol,
