@@ -31,6 +31,7 @@ type exchange struct {
 	detail  string // for the caller, in place of the table's message
 	bodyIn  int64
 	unread  bool // the caller's body was not read to its end
+	closing bool // the connection takes no request after this one
 	granted Grant
 	tries   int
 	waited  time.Duration
@@ -54,6 +55,9 @@ func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2,
 		began: a.now(), route: &otherRoute, length: -1}
 	x.unread = !x.h2 && r.ContentLength != 0
+	// net/http drops a Content-Length that came beside Transfer-Encoding without a
+	// word. Where the next request begins must then matter to nobody (RFC 9112, 6.1).
+	x.closing = !x.h2 && len(r.TransferEncoding) > 0
 	x.scan.init()
 	var shown string
 	x.id, shown = requestID(r.Header)
@@ -127,6 +131,7 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 		h["Content-Type"] = nil // net/http would guess one
 	}
 	x.optIn(h)
+	x.setClose(h)
 	x.length = length
 	x.status = status
 	x.bodiless = status == http.StatusNoContent || status == http.StatusNotModified
@@ -188,6 +193,10 @@ func (x *exchange) Flush() error {
 // Trailer hands trailers on; HTTP/1.1 has room for them only where no length
 // was given.
 func (x *exchange) Trailer(fields []*iopv1.Header) error {
+	// Until something was flushed net/http may still give the answer a length.
+	if err := x.Flush(); err != nil {
+		return err
+	}
 	h := x.w.Header()
 	for _, f := range fields {
 		if !validName(f.GetName()) || !validValue(f.GetValue()) {
@@ -271,8 +280,15 @@ const discardTime = 5 * time.Second
 // overtake the answer.
 func (x *exchange) leaveBody() {
 	if x.unread {
-		x.w.Header()["Connection"] = []string{"close"}
+		x.closing = true
 		_ = x.rc.SetReadDeadline(x.api.now().Add(discardTime))
+	}
+	x.setClose(x.w.Header())
+}
+
+func (x *exchange) setClose(h http.Header) {
+	if x.closing {
+		h["Connection"] = []string{"close"}
 	}
 }
 
