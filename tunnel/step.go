@@ -271,7 +271,9 @@ func (r *Receiver) Step(now time.Time, ev RecvEvent, out []RecvEffect) []RecvEff
 	case Consumed:
 		return r.consume(now, ev.Body, out)
 	case RecvStopped:
-		r.state = failed
+		if r.state != done { // done already: duplicates are still acknowledged
+			r.state = failed
+		}
 	}
 	return out
 }
