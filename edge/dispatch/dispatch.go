@@ -206,7 +206,7 @@ func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
 	b := &s.body
 	b.pending = true
 	b.acked, b.credit = max(b.acked, e.Acked), max(b.credit, e.Credit)
-	b.resend, b.reset = b.resend || e.Resend, b.reset || e.Reset_
+	b.resend, b.reset = b.resend || e.Resend, e.Reset_ // the last word counts
 	s.mu.Unlock()
 	s.wakeUp()
 }

@@ -23,13 +23,19 @@ type upload struct {
 	subject string
 	reply   string
 	out     []tunnel.SendEffect
-	resets  int
+	resetAt time.Time // the first reset since the Node acknowledged something
+	askedAt time.Time // when a reset last brought the request again
 }
 
-// maxResets is how often the Node may say that it does not know the run before
-// that is taken as its answer: the request may be lost while frames of its body
-// are not.
-const maxResets = 3
+const (
+	// resetBound is how long the Node must say that it does not know the run
+	// before that is believed: a frame of the body may have come before the
+	// request, or the request be lost, or the reset be older than what was
+	// acknowledged since. A Node that means it says so at every repetition.
+	resetBound = time.Second
+	// resetPause lies between two repetitions of the request for a reset.
+	resetPause = 100 * time.Millisecond
+)
 
 // bodyBuffers hold one encoded frame, or one body to be encoded.
 var bodyBuffers = sync.Pool{New: func() any { b := make([]byte, wire.MaxBody+512); return &b }}
@@ -46,10 +52,18 @@ func newUpload(d *Dispatcher, s *stream, body io.Reader, size int64) *upload {
 // step does all that can be done now. lost asks for the request to be sent again.
 func (u *upload) step(now time.Time, v *view) (done, lost bool, err *wire.Error) {
 	if b := v.body; b.pending {
-		if b.reset && !v.heard && u.resets < maxResets {
-			u.resets++
-			lost, b.reset = true, false
-			v.reconnect = true
+		switch {
+		case !b.reset:
+			u.resetAt = time.Time{}
+		case u.resetAt.IsZero():
+			u.resetAt = now
+		}
+		if b.reset && now.Sub(u.resetAt) < resetBound {
+			b.reset = false
+			if !v.heard && now.Sub(u.askedAt) >= resetPause {
+				u.askedAt = now
+				lost, v.reconnect = true, true
+			}
 		}
 		done, err = u.send(now, tunnel.SendEvent{Kind: tunnel.AckReceived, Acked: b.acked, Credit: b.credit, Resend: b.resend, Reset: b.reset})
 		if done || err != nil {

@@ -1,0 +1,558 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/tunnel"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+func with(f *iopv1.ProviderTunnelFrame, change func(*iopv1.ProviderTunnelFrame)) *iopv1.ProviderTunnelFrame {
+	change(f)
+	return f
+}
+
+func header(name, value string) []*iopv1.Header {
+	return []*iopv1.Header{{Name: name, Value: []byte(value)}}
+}
+
+// hostile are the ways to break the rules of a stream, each from its first frame on.
+var hostile = map[string]struct {
+	frames []*iopv1.ProviderTunnelFrame
+	reason breach
+	ended  bool // the last frame is a terminal: the slot is back with it
+}{
+	"body without start":   {[]*iopv1.ProviderTunnelFrame{frameOf(1, body, "x")}, breachEarly, false},
+	"end without start":    {[]*iopv1.ProviderTunnelFrame{frameOf(1, end, "")}, breachEarly, true},
+	"start twice":          {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), frameOf(2, start, "")}, breachSecondStart, false},
+	"unknown kind":         {[]*iopv1.ProviderTunnelFrame{frameOf(1, 17, "")}, breachKind, false},
+	"no kind":              {[]*iopv1.ProviderTunnelFrame{frameOf(1, 0, "x")}, breachKind, false},
+	"sequence 0":           {[]*iopv1.ProviderTunnelFrame{frameOf(0, start, "")}, breachStream, false},
+	"two contents":         {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, "a"), frameOf(1, start, "b")}, breachStream, false},
+	"status 100":           {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Status = 100 })}, breachStatus, false},
+	"status 0":             {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Status = 0 })}, breachStatus, false},
+	"status 600":           {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Status = 600 })}, breachStatus, false},
+	"status below 0":       {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Status = -200 })}, breachStatus, false},
+	"header value CR LF":   {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("A", "b\r\nSet-Cookie: x") })}, breachHeader, false},
+	"header value NUL":     {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("A", "b\x00") })}, breachHeader, false},
+	"header name LF":       {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("A\nB", "b") })}, breachHeader, false},
+	"header name colon":    {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("A:", "b") })}, breachHeader, false},
+	"header name empty":    {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("", "b") })}, breachHeader, false},
+	"headers too large":    {[]*iopv1.ProviderTunnelFrame{with(frameOf(1, start, ""), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("A", strings.Repeat("x", wire.MaxHeaders)) })}, breachHeader, false},
+	"headers on a body":    {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), with(frameOf(2, body, "x"), func(f *iopv1.ProviderTunnelFrame) { f.Headers = header("A", "b") })}, breachMisplaced, false},
+	"trailers too large":   {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), with(frameOf(2, end, ""), func(f *iopv1.ProviderTunnelFrame) { f.Trailers = header("A", strings.Repeat("x", wire.MaxHeaders)) })}, breachHeader, true},
+	"trailer value LF":     {[]*iopv1.ProviderTunnelFrame{with(whole("x"), func(f *iopv1.ProviderTunnelFrame) { f.Trailers = header("A", "\n") })}, breachHeader, true},
+	"trailers in between":  {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), with(frameOf(2, body, "x"), func(f *iopv1.ProviderTunnelFrame) { f.Trailers = header("A", "b") })}, breachMisplaced, false},
+	"usage with a body":    {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), frameOf(2, usage, "x")}, breachMisplaced, false},
+	"usage as the end":     {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), with(frameOf(2, usage, ""), func(f *iopv1.ProviderTunnelFrame) { f.End = true })}, breachMisplaced, false},
+	"error with a body":    {[]*iopv1.ProviderTunnelFrame{with(errorOf(1, wire.Provider), func(f *iopv1.ProviderTunnelFrame) { f.Body = []byte("x") })}, breachMisplaced, true},
+	"body of 64 KiB and 1": {[]*iopv1.ProviderTunnelFrame{frameOf(1, start, ""), frameOf(2, body, strings.Repeat("x", wire.MaxBody+1))}, breachBodySize, false},
+}
+
+// Every breach ends the attempt with class protocol, cancels it once, and leaves
+// the slot to the Node's terminal; nothing of the breach reaches the caller.
+//
+// Contract: J8 T3 V1
+func TestHostileFrames(t *testing.T) {
+	for name, tc := range hostile {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{}, func(t *testing.T, r *rig) {
+				n := r.node("n", 1)
+				a, other := r.attempt(n, "{}"), r.attempt(n, "{}")
+				var w answer
+				p, po := r.do(t.Context(), a, &w), r.do(t.Context(), other, &answer{})
+				<-n.requests
+				<-n.requests
+				n.send(a.RunID, tc.frames...)
+				res := p.wait()
+				wantClass(t, res, wire.Protocol)
+				if wire.IsRemote(res.Err) {
+					t.Fatal("it is ours to say")
+				}
+				synctest.Wait()
+				if got := n.count(subjects.Cancel, a.RunID); got != 1 {
+					t.Fatalf("%d cancels", got)
+				}
+				if got := counter(t, r, "iop_edge_stream_breaches_total", tc.reason.String()); got != 1 {
+					t.Fatalf("breach %s counted %v times", tc.reason, got)
+				}
+				if back := r.how(a.Slot) != 0; back != tc.ended {
+					t.Fatalf("slot back: %v", back)
+				}
+				// More of it is one breach still; the terminal frees the slot.
+				last := uint64(len(tc.frames))
+				n.send(a.RunID, frameOf(last+1, body, "x"), frameOf(last+2, start, ""), errorOf(last+3, wire.Cancelled))
+				synctest.Wait()
+				if how := r.how(a.Slot); how != pool.ByTerminal || n.count(subjects.Cancel, a.RunID) != 1 {
+					t.Fatalf("%v, %d cancels", how, n.count(subjects.Cancel, a.RunID))
+				}
+				pass(time.Second)
+				if e := n.ack(a.RunID); !tc.ended && e.GetAcked() != last+3 {
+					t.Fatalf("the Node cannot forget the stream: %v", e)
+				}
+				// Only that stream is lost.
+				n.send(other.RunID, whole("y"))
+				wantClass(t, po.wait(), "")
+				if len(r.misbehaved) != 0 {
+					t.Fatal(r.misbehaved)
+				}
+			})
+		})
+	}
+}
+
+// Contract: J8
+func TestHostileBytes(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		<-n.requests
+		n.raw(a.RunID, []byte{0xff, 0xff, 0xff, 0xff, 0xff})
+		wantClass(t, p.wait(), wire.Protocol)
+		n.send(a.RunID, errorOf(1, wire.Cancelled))
+		// And in acknowledgements.
+		_ = n.conn.Publish(n.id.Up(subjects.Ack, ""), []byte{0xff, 0xff})
+		synctest.Wait()
+		if got := counter(t, r, "iop_edge_frames_dropped_total", dropAck); got != 1 {
+			t.Fatal(got)
+		}
+	})
+}
+
+// More than was granted is a breach, however small the frames are, and a caller
+// who takes nothing lets no more than the window lie here.
+//
+// Contract: J1 J7 J8
+func TestOverCreditEndsTheStream(t *testing.T) {
+	for name, size := range map[string]int{"large frames": wire.MaxBody, "small frames": 1} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{}, func(t *testing.T, r *rig) {
+				n := r.node("n", 1)
+				a := r.attempt(n, "{}")
+				w := answer{block: make(chan struct{}), blocked: make(chan struct{}, 1)}
+				p := r.do(t.Context(), a, &w)
+				<-n.requests
+				n.send(a.RunID, frameOf(1, start, ""))
+				chunk := strings.Repeat("x", size)
+				n.send(a.RunID, frameOf(2, body, chunk))
+				<-w.blocked
+				fit := (wire.MinWindow - 2*wire.FrameOverhead - size) / (size + wire.FrameOverhead)
+				seq := uint64(3)
+				for range fit {
+					n.send(a.RunID, frameOf(seq, body, chunk))
+					seq++
+				}
+				synctest.Wait()
+				if n.count(subjects.Cancel, a.RunID) != 0 {
+					t.Fatal("within the credit, and cancelled")
+				}
+				n.send(a.RunID, frameOf(seq, body, chunk))
+				synctest.Wait()
+				// The cancel goes out though the caller still holds Do up.
+				if n.count(subjects.Cancel, a.RunID) != 1 || p.isDone() {
+					t.Fatal("over credit, and not cancelled")
+				}
+				n.send(a.RunID, errorOf(seq+1, wire.Cancelled))
+				synctest.Wait()
+				if r.how(a.Slot) != pool.ByTerminal {
+					t.Fatal("a stuck caller holds the slot")
+				}
+				close(w.block)
+				wantClass(t, p.wait(), wire.Protocol)
+			})
+		})
+	}
+}
+
+// A message may be large where its body is not; what it keeps alive counts.
+//
+// Contract: J7 Z5
+func TestUnreadMessagesAreBoundedByTheirSize(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		w := answer{block: make(chan struct{}), blocked: make(chan struct{}, 1)}
+		p := r.do(t.Context(), a, &w)
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""), frameOf(2, body, "x"))
+		<-w.blocked
+		s := r.d.table.get(a.RunID, r.d.table.hash(a.RunID))
+		junk := map[string]string{"k": strings.Repeat("x", 200<<10)}
+		for seq := uint64(3); seq < 200; seq++ {
+			f := frameOf(seq, usage, "")
+			f.Metadata = junk
+			n.send(a.RunID, f)
+		}
+		synctest.Wait()
+		s.mu.Lock()
+		unread := s.unread
+		s.mu.Unlock()
+		if unread > wire.MaxWindow+inboxSlack || n.count(subjects.Cancel, a.RunID) != 1 {
+			t.Fatalf("%d bytes are kept", unread)
+		}
+		n.send(a.RunID, errorOf(200, wire.Cancelled))
+		close(w.block)
+		wantClass(t, p.wait(), wire.Protocol)
+	})
+}
+
+// A gap that nobody repairs ends the attempt.
+//
+// Contract: J2 T3
+func TestA64GapThatStaysEndsTheAttempt(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""), frameOf(3, body, "c"))
+		synctest.Wait()
+		if e := n.ack(a.RunID); e.GetAcked() != 1 || !e.GetResend() {
+			t.Fatalf("the gap is not asked for at once: %v", e)
+		}
+		pass(gapBound - time.Millisecond)
+		if p.isDone() {
+			t.Fatal("too early")
+		}
+		pass(time.Millisecond)
+		wantClass(t, p.wait(), wire.Protocol)
+		n.send(a.RunID, frameOf(2, body, "b"), errorOf(3, wire.Cancelled))
+	})
+}
+
+// One that is repaired in time ends nothing.
+func TestGapThatIsRepaired(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		var w answer
+		p := r.do(t.Context(), a, &w)
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""), frameOf(3, end, "c"))
+		pass(gapBound - time.Second)
+		n.send(a.RunID, frameOf(2, body, "b"))
+		pass(gapBound)
+		n.send(a.RunID, frameOf(3, end, "c"))
+		wantClass(t, p.wait(), "")
+		if w.text() != "bc" {
+			t.Fatal(w.text())
+		}
+	})
+}
+
+// A Node that goes on breaking rules loses its session, said once; another's
+// streams are not touched.
+//
+// Contract: J8 Z5
+func TestGoingOnLosesTheSession(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n, good := r.node("n", 4), r.node("good", 5)
+		a := r.attempt(good, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		<-good.requests
+		for i := range 3 * patience {
+			n.send(a.RunID, whole("foreign")) // a run of another node
+			synctest.Wait()
+			if got := len(r.misbehaved); (i+1 >= patience) != (got == 1) {
+				t.Fatalf("after %d: %v", i+1, r.misbehaved)
+			}
+		}
+		if r.misbehaved[0] != "n/4/foreign" || p.isDone() {
+			t.Fatal(r.misbehaved)
+		}
+		good.send(a.RunID, whole("x"))
+		wantClass(t, p.wait(), "")
+	})
+}
+
+// Contract: J3
+func TestFinishedTerminalsAreAcknowledgedAgainAndUnknownIdsReset(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""), frameOf(2, end, ""))
+		wantClass(t, p.wait(), "")
+		pass(time.Second)
+		n.mu.Lock()
+		delete(n.acks, a.RunID) // that message was lost
+		n.mu.Unlock()
+		n.send(a.RunID, frameOf(2, end, ""))
+		unknown := wire.NewRunID()
+		n.send(unknown, frameOf(1, start, ""))
+		pass(time.Second)
+		if e := n.ack(a.RunID); e.GetAcked() != 2 || e.GetReset_() {
+			t.Fatalf("%v", e)
+		}
+		if e := n.ack(unknown); !e.GetReset_() {
+			t.Fatalf("%v", e)
+		}
+		// A new sequence after the terminal is a breach.
+		n.send(a.RunID, frameOf(3, body, "x"))
+		synctest.Wait()
+		if got := counter(t, r, "iop_edge_stream_breaches_total", "late"); got != 1 {
+			t.Fatal(got)
+		}
+	})
+}
+
+// A flood of unknown ids costs Edge a bounded answer and the Node its session.
+//
+// Contract: J8 Z5
+func TestFloodOfUnknownIds(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		data, _ := frameOf(1, start, "").MarshalVT()
+		for range 10 {
+			for range 10_000 {
+				r.d.Frame(subjects.Message{Session: n.id, Verb: subjects.Frame, Run: wire.NewRunID()}, data)
+			}
+			synctest.Wait()
+		}
+		pass(time.Second)
+		n.mu.Lock()
+		acks, msgs := len(n.acks), n.ackMsgs
+		n.mu.Unlock()
+		if acks > 10*maxStrays || msgs > 10*maxStrays/ackEntries+10 {
+			t.Fatalf("%d answers in %d messages", acks, msgs)
+		}
+		if len(r.misbehaved) != 1 {
+			t.Fatal(r.misbehaved)
+		}
+	})
+}
+
+// Contract: J7 U3
+func TestSlowCallerStallsOnlyItsOwnStream(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a, b := r.attempt(n, "{}"), r.attempt(n, "{}")
+		w := answer{block: make(chan struct{}), blocked: make(chan struct{}, 1)}
+		pa := r.do(t.Context(), a, &w)
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""), frameOf(2, body, "x"), frameOf(3, body, "y"))
+		<-w.blocked
+		pb := r.do(t.Context(), b, &answer{})
+		<-n.requests
+		n.send(b.RunID, whole("z"))
+		wantClass(t, pb.wait(), "")
+		pass(time.Minute)
+		// What lies unread is acknowledged: the Node has no reason to give up.
+		if e := n.ack(a.RunID); e.GetAcked() != 3 || pa.isDone() {
+			t.Fatalf("%v", e)
+		}
+		n.send(a.RunID, frameOf(4, end, ""))
+		synctest.Wait()
+		if r.how(a.Slot) != pool.ByTerminal {
+			t.Fatal("a slow caller keeps the slot of a finished attempt")
+		}
+		close(w.block)
+		wantClass(t, pa.wait(), "")
+		if w.text() != "xy" {
+			t.Fatal(w.text())
+		}
+	})
+}
+
+// Near the bound of all windows, new ones shrink.
+//
+// Contract: J7
+func TestWindowsShrinkNearTheBound(t *testing.T) {
+	inBubble(t, Config{StreamMemory: 16 << 20, CancelBound: time.Second}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []*pending
+		last := uint64(wire.MaxWindow)
+		for i := range 60 {
+			all = append(all, r.do(ctx, r.attempt(n, "{}"), &answer{}))
+			req := <-n.requests
+			s := r.d.table.get(req.RunId, r.d.table.hash(req.RunId))
+			if s.window > last || req.Credit > wire.MinWindow || req.Credit < 2*tunnel.MaxCost {
+				t.Fatalf("stream %d: window %d, credit %d", i, s.window, req.Credit)
+			}
+			last = s.window
+		}
+		if last != 2*tunnel.MaxCost {
+			t.Fatalf("the last window is %d", last)
+		}
+		cancel()
+		for _, p := range all {
+			p.wait()
+		}
+		pass(time.Minute)
+		if got := r.d.reserved.Load(); got != 0 || r.d.Open() != 0 {
+			t.Fatalf("%d bytes are reserved for nobody", got)
+		}
+	})
+}
+
+// 1,000 cancelled streams of a silent provider leave nothing behind; goleak
+// watches the goroutines.
+func TestA61CancelledStreamsOfASilentNode(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []*pending
+		for range 1000 {
+			all = append(all, r.do(ctx, r.attempt(n, "{}"), &answer{}))
+		}
+		synctest.Wait()
+		cancel()
+		for _, p := range all {
+			wantClass(t, p.wait(), wire.Cancelled)
+		}
+		pass(wire.CancelBound)
+		if r.d.Open() != 0 || len(n.cancels) != 1000 || len(r.returned()) != 1000 {
+			t.Fatalf("%d open, %d cancels", r.d.Open(), len(n.cancels))
+		}
+		if len(r.d.bounds) != 0 || len(r.d.table.bySlot) != 0 {
+			t.Fatal("something is remembered")
+		}
+	})
+}
+
+// A caller leaves while the Node is in the middle of sending: what is on its way
+// is dropped and granted anew, so the Node comes to its terminal.
+func TestA62CancelWhileTheNodeSends(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		w := answer{block: make(chan struct{}), blocked: make(chan struct{}, 1)}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := r.do(ctx, a, &w)
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""))
+		chunk := strings.Repeat("x", 32<<10)
+		for seq := uint64(2); seq < 8; seq++ {
+			n.send(a.RunID, frameOf(seq, body, chunk))
+		}
+		<-w.blocked
+		cancel()
+		close(w.block)
+		wantClass(t, p.wait(), wire.Cancelled)
+		pass(time.Second)
+		e := n.ack(a.RunID)
+		if e.GetAcked() != 7 || e.GetCredit() <= wire.MinWindow {
+			t.Fatalf("%v", e)
+		}
+		n.send(a.RunID, errorOf(8, wire.Cancelled))
+		synctest.Wait()
+		if r.how(a.Slot) != pool.ByTerminal {
+			t.Fatal(r.how(a.Slot))
+		}
+	})
+}
+
+// counter reads a metric of the registry, by its one label's value.
+func counter(t testing.TB, r *rig, name, label string) float64 {
+	t.Helper()
+	all, err := r.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mf := range all {
+		if mf.GetName() != name {
+			continue
+		}
+		for _, m := range mf.GetMetric() {
+			if len(m.GetLabel()) == 0 || m.GetLabel()[0].GetValue() == label {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no metric %s{%s}", name, label)
+	return 0
+}
+
+// An idle stream of ours is small.
+//
+// Contract: J7
+func TestIdleStreamIsAtMost4KiB(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		const streams = 2000
+		ctx, cancel := context.WithCancel(t.Context())
+		attempts := make([]Attempt, streams)
+		waits := make([]*pending, streams)
+		ws := make([]answer, streams)
+		for i := range attempts {
+			attempts[i] = r.attempt(n, "{}")
+		}
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for i, a := range attempts {
+			waits[i] = r.do(ctx, a, &ws[i])
+			<-n.requests
+		}
+		for _, a := range attempts {
+			n.send(a.RunID, frameOf(1, start, ""))
+		}
+		pass(time.Second)
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		heap := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / streams
+		stack := (int64(after.StackInuse) - int64(before.StackInuse)) / streams
+		t.Logf("heap %d bytes a stream, stack (the caller's goroutine, net/http's in the product) %d", heap, stack)
+		if heap > 4<<10 {
+			t.Fatalf("%d bytes a stream", heap)
+		}
+		cancel()
+		for i, p := range waits {
+			p.wait()
+			n.send(attempts[i].RunID, errorOf(2, wire.Cancelled))
+		}
+	})
+}
+
+// FuzzFrame: whatever a Node sends, nothing panics and the slot comes back.
+func FuzzFrame(f *testing.F) {
+	add := func(fs ...*iopv1.ProviderTunnelFrame) {
+		var b bytes.Buffer
+		for _, x := range fs {
+			data, _ := x.MarshalVT()
+			b.WriteByte(byte(len(data)))
+			b.Write(data)
+		}
+		f.Add(b.Bytes())
+	}
+	add(whole("x"))
+	add(frameOf(1, start, ""), frameOf(2, body, "x"), frameOf(3, end, ""))
+	add(frameOf(1, start, ""), frameOf(3, body, "x"), frameOf(1, start, "y"))
+	add(errorOf(1, wire.Provider))
+	f.Fuzz(func(t *testing.T, script []byte) {
+		inBubble(t, Config{}, func(t *testing.T, r *rig) {
+			n := r.node("n", 1)
+			a := r.attempt(n, "{}")
+			ctx, cancel := context.WithCancel(t.Context())
+			p := r.do(ctx, a, &answer{})
+			<-n.requests
+			for len(script) > 0 {
+				size := min(int(script[0]), len(script)-1)
+				n.raw(a.RunID, script[1:1+size])
+				if size%3 == 0 {
+					_ = n.conn.Publish(n.id.Up(subjects.Ack, ""), script[1:1+size])
+				}
+				script = script[1+size:]
+			}
+			synctest.Wait()
+			cancel()
+			p.wait()
+			pass(wire.CancelBound)
+			if len(r.returned()) != 1 || r.d.Open() != 0 {
+				t.Fatal("the slot is lost")
+			}
+		})
+	})
+}
