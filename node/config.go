@@ -35,7 +35,7 @@ func openConfig(id Identity, edge string, nonce []byte, after uint64, c *iopv1.S
 // apply makes the adapters those of the payload, or changes nothing (R3). An
 // adapter that is configured as before stays as it is, with all it runs; the
 // slots in use stay counted in any case (P3).
-func (rt *runtime) apply(ctx context.Context, payload *iopv1.NodeConfigPayload) (err error) {
+func (h *host) apply(ctx context.Context, payload *iopv1.NodeConfigPayload) (err error) {
 	wanted, err := checkAdapters(payload)
 	if err != nil {
 		return err
@@ -43,42 +43,42 @@ func (rt *runtime) apply(ctx context.Context, payload *iopv1.NodeConfigPayload) 
 	next := make(map[string]*adapter, len(wanted))
 	set := make(map[string]agent.Provider, len(wanted))
 	for name, c := range wanted {
-		a, err := rt.adapter(name, c)
+		a, err := h.adapter(name, c)
 		if err != nil {
 			return fmt.Errorf("adapter %s: %w", name, err)
 		}
 		next[name], set[name] = a, a
 	}
-	if err := rt.registry.Swap(ctx, set); err != nil {
+	if err := h.registry.Swap(ctx, set); err != nil {
 		return err
 	}
 
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	for name := range rt.running {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name := range h.running {
 		if next[name] == nil {
-			rt.gate.SetCapacity(name, 0)
+			h.gate.SetCapacity(name, 0)
 		}
 	}
 	for name, c := range wanted {
-		rt.gate.SetCapacity(name, int(c.GetCapacity()))
+		h.gate.SetCapacity(name, int(c.GetCapacity()))
 	}
-	rt.running = next
-	rt.grace = wire.CloseGrace
+	h.running = next
+	h.grace = wire.CloseGrace
 	if ms := payload.GetRuntime().GetCloseGraceMs(); ms > 0 {
-		rt.grace = time.Duration(min(ms, time.Minute.Milliseconds())) * time.Millisecond
+		h.grace = time.Duration(min(ms, time.Minute.Milliseconds())) * time.Millisecond
 	}
 	return nil
 }
 
 // adapter returns the running adapter of that name where its configuration is
 // the same, else a new one that was not started yet.
-func (rt *runtime) adapter(name string, c *iopv1.AdapterConfig) (a *adapter, err error) {
+func (h *host) adapter(name string, c *iopv1.AdapterConfig) (a *adapter, err error) {
 	print, err := fingerprint(c)
 	if err != nil {
 		return nil, err
 	}
-	if a := rt.running[name]; a != nil && a.fingerprint == print {
+	if a := h.running[name]; a != nil && a.fingerprint == print {
 		return a, nil
 	}
 	defer func() {
@@ -86,12 +86,12 @@ func (rt *runtime) adapter(name string, c *iopv1.AdapterConfig) (a *adapter, err
 			a, err = nil, errStartPanic
 		}
 	}()
-	p, err := rt.make(c)
+	p, err := h.make(c)
 	if err != nil {
 		return nil, err
 	}
 	ex, _ := p.(agent.Exchanger)
-	return &adapter{name: name, fingerprint: print, provider: p, exchanger: ex, log: rt.log}, nil
+	return &adapter{name: name, fingerprint: print, provider: p, exchanger: ex, log: h.log}, nil
 }
 
 // checkAdapters returns the enabled adapters by their resulting name (M1).

@@ -8,7 +8,7 @@
 //	link.go    one session's connection: its messages out, its messages in
 //	streams.go the session's send loop, one goroutine: owns the tunnel cores
 //	stream.go  one tunnel between its exchange, the bus and the send loop
-//	runtime.go adapters and slots; they outlive sessions
+//	host.go   adapters and slots; they outlive sessions
 //
 // A tunnel's life on the Node:
 //

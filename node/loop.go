@@ -25,7 +25,7 @@ func (n *Node) Run(ctx context.Context) error {
 	defer func() {
 		n.metrics.ready.Set(0)
 		n.children.Wait()
-		n.runtime.close(closeBound)
+		n.host.close(closeBound)
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -181,7 +181,7 @@ func (n *Node) applyConfig(l *link) session.Event {
 	defer cancel()
 	payload, err := openConfig(n.deps.Identity, n.cfg.Edge, l.nonce, 0, l.answer.GetConfig())
 	if err == nil {
-		err = n.runtime.apply(ctx, payload)
+		err = n.host.apply(ctx, payload)
 	}
 	if err != nil {
 		n.log.Error(evBadConfig, keyGeneration, l.id.Gen, keyError, err)

@@ -65,7 +65,7 @@ type Node struct {
 	log     *slog.Logger
 	core    *session.Core // the supervisor's alone
 	metrics *metrics
-	runtime *runtime
+	host    *host
 
 	inbox chan signal // of the live session's callback to the supervisor
 	link  *link       // the supervisor's alone
@@ -115,7 +115,7 @@ func New(cfg configs.Node, deps Deps) (*Node, error) {
 		inbox:  make(chan signal, 64),
 		status: Status{State: "new"},
 	}
-	n.runtime = newRuntime(deps.Adapters, log, m)
+	n.host = newHost(deps.Adapters, log, m)
 	return n, nil
 }
 
@@ -134,7 +134,7 @@ func (n *Node) State() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.status
-	s.Open = n.runtime.open()
+	s.Open = n.host.open()
 	return s
 }
 

@@ -167,13 +167,13 @@ func (st *stream) signalRoom() {
 
 // serve runs the exchange and ends the stream with what came of it.
 func (st *stream) serve(u use, req *iopv1.ProviderTunnelRequest, body io.Reader, size int64) {
-	defer st.all.runtime.leave()
+	defer st.all.host.leave()
 	s := &sink{st: st}
 	err := st.exchange(u.exchanger(), exchangeOf(st.run, req, body, size), s)
 	if st.body != nil {
 		st.body.close(io.ErrClosedPipe) // what still comes of the body is dropped
 	}
-	st.all.runtime.free(u) // before the terminal (P7)
+	st.all.host.free(u) // before the terminal (P7)
 	if why := outcome(st.ctx, err); why != nil {
 		s.flush()
 		st.fail(why)

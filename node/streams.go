@@ -55,7 +55,7 @@ const (
 type streams struct {
 	id      subjects.Session
 	conn    bus.Conn
-	runtime *runtime
+	host    *host
 	metrics *metrics
 	log     *slog.Logger
 	buffers buffers
@@ -87,7 +87,7 @@ type streams struct {
 
 func newStreams(ctx context.Context, n *Node, id subjects.Session, conn bus.Conn, idle chan<- struct{}) *streams {
 	return &streams{
-		id: id, conn: conn, runtime: n.runtime, metrics: n.metrics, log: n.log, ctx: ctx,
+		id: id, conn: conn, host: n.host, metrics: n.metrics, log: n.log, ctx: ctx,
 		ackTo: id.Up(subjects.Ack, ""), wake: make(chan struct{}, 1), idle: idle,
 		byRun: map[string]*stream{}, finished: newIDs(maxFinished, keepFinished), early: newIDs(maxEarly, keepEarly),
 	}
@@ -160,11 +160,14 @@ func (s *streams) request(run string, data []byte) {
 	}
 	var u use
 	if refusal == nil {
-		u, refusal = s.runtime.take(req.GetAdapter(), req.GetOperation() != opModels)
+		u, refusal = s.host.take(req.GetAdapter(), req.GetOperation() != opModels)
 	}
 	if refusal != nil {
 		st.fail(refusal)
 		st.cancel(refusal)
+		if st.body != nil {
+			st.body.close(refusal)
+		}
 		return
 	}
 	s.start(st, u, req)
@@ -214,7 +217,7 @@ func (s *streams) start(st *stream, u use, req *iopv1.ProviderTunnelRequest) {
 	case len(req.GetBody()) > 0:
 		body, size = bytes.NewReader(req.GetBody()), int64(len(req.GetBody()))
 	}
-	go st.serve(u, req, body, size) // the runtime counts it: take to leave
+	go st.serve(u, req, body, size) // the host counts it: take to leave
 	st.post(func(m *mail) { m.again = true })
 }
 
@@ -417,7 +420,7 @@ func (s *streams) serve(now time.Time, st *stream) {
 		}
 	}
 	if m.cut && st.forceAt.IsZero() {
-		st.forceAt = now.Add(s.runtime.closeGrace())
+		st.forceAt = now.Add(s.host.closeGrace())
 	}
 	if m.again {
 		s.owe(st, now.Add(ackDelay))
@@ -531,7 +534,7 @@ func (s *streams) breakOff(now time.Time, st *stream, why *wire.Error) {
 	st.cancel(why)
 	st.body.close(why)
 	if st.forceAt.IsZero() {
-		st.forceAt = now.Add(s.runtime.closeGrace())
+		st.forceAt = now.Add(s.host.closeGrace())
 	}
 }
 
@@ -595,7 +598,7 @@ func (s *streams) scan(now time.Time) {
 			st.deadline = time.Time{}
 			st.cancel(errDeadline)
 			if st.forceAt.IsZero() {
-				st.forceAt = now.Add(s.runtime.closeGrace())
+				st.forceAt = now.Add(s.host.closeGrace())
 			}
 		}
 		if due(now, st.forceAt) {

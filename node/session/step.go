@@ -156,6 +156,9 @@ func (c *Core) Deadline() time.Time {
 func (c *Core) connected(now time.Time, ev Event, out []Effect) []Effect {
 	c.gen = ev.Gen
 	c.become(now, Admitted, c.cfg.Resend)
+	if c.stopping {
+		return c.end(now, Stopped, ev.Rand, out)
+	}
 	return append(out, Effect{Kind: AskToken, Gen: c.gen})
 }
 

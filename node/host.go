@@ -13,8 +13,8 @@ import (
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
-// runtime holds what outlives sessions: the adapters and their slots.
-type runtime struct {
+// host holds what outlives sessions: the adapters and their slots.
+type host struct {
 	make     func(*iopv1.AdapterConfig) (agent.Provider, error)
 	registry *agent.Registry
 	running  map[string]*adapter // what the registry serves; the supervisor's alone
@@ -31,8 +31,8 @@ type runtime struct {
 	idle chan struct{}
 }
 
-func newRuntime(mk func(*iopv1.AdapterConfig) (agent.Provider, error), log *slog.Logger, m *metrics) *runtime {
-	return &runtime{
+func newHost(mk func(*iopv1.AdapterConfig) (agent.Provider, error), log *slog.Logger, m *metrics) *host {
+	return &host{
 		make: mk, registry: agent.NewRegistry(), running: map[string]*adapter{},
 		log: log, metrics: m, gate: gate.New(), grace: wire.CloseGrace,
 	}
@@ -81,8 +81,8 @@ type use struct {
 func (u use) exchanger() agent.Exchanger { return u.held.Provider().(*adapter).exchanger }
 
 // take finds the adapter and takes a slot of it, or says why not.
-func (rt *runtime) take(name string, slot bool) (use, *wire.Error) {
-	held, ok := rt.registry.Acquire(name)
+func (h *host) take(name string, slot bool) (use, *wire.Error) {
+	held, ok := h.registry.Acquire(name)
 	if !ok {
 		return use{}, errUnknownAdapter
 	}
@@ -91,74 +91,74 @@ func (rt *runtime) take(name string, slot bool) (use, *wire.Error) {
 		held.Release()
 		return use{}, errNoTunnels
 	}
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if slot {
-		if u.slot, ok = rt.gate.Acquire(name); !ok {
+		if u.slot, ok = h.gate.Acquire(name); !ok {
 			held.Release()
 			return use{}, errCapacity
 		}
 	}
-	rt.users++
-	rt.metrics.open.Inc()
+	h.users++
+	h.metrics.open.Inc()
 	return u, nil
 }
 
 // free gives the hold back; its owner calls it once, when the provider returned.
-func (rt *runtime) free(u use) {
+func (h *host) free(u use) {
 	u.held.Release()
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	rt.gate.Release(u.slot)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gate.Release(u.slot)
 }
 
 // leave ends what take began: the exchange's goroutine is done.
-func (rt *runtime) leave() {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	rt.users--
-	rt.metrics.open.Dec()
-	if rt.users == 0 && rt.idle != nil {
-		close(rt.idle)
-		rt.idle = nil
+func (h *host) leave() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.users--
+	h.metrics.open.Dec()
+	if h.users == 0 && h.idle != nil {
+		close(h.idle)
+		h.idle = nil
 	}
 }
 
 // open is how many exchanges are under way.
-func (rt *runtime) open() int {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	return rt.users
+func (h *host) open() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.users
 }
 
 // closeGrace is how long a cancelled exchange may take to return.
-func (rt *runtime) closeGrace() time.Duration {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	return rt.grace
+func (h *host) closeGrace() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.grace
 }
 
 // close waits for the exchanges under way and stops the adapters, both within
 // the bound: a provider that never returns cannot hold the process (W9).
-func (rt *runtime) close(bound time.Duration) {
+func (h *host) close(bound time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
-	rt.mu.Lock()
+	h.mu.Lock()
 	idle := make(chan struct{})
-	if rt.users == 0 {
+	if h.users == 0 {
 		close(idle)
 	} else {
-		rt.idle = idle
+		h.idle = idle
 	}
-	rt.mu.Unlock()
+	h.mu.Unlock()
 	select {
 	case <-idle:
 	case <-ctx.Done():
-		rt.log.Warn(evLeft, keyCount, rt.open())
+		h.log.Warn(evLeft, keyCount, h.open())
 	}
 	stopCtx, cancelStop := context.WithTimeout(context.Background(), bound)
 	defer cancelStop()
-	if err := rt.registry.Stop(stopCtx); err != nil {
-		rt.log.Warn(evAdapter, keyError, err)
+	if err := h.registry.Stop(stopCtx); err != nil {
+		h.log.Warn(evAdapter, keyError, err)
 	}
 }
