@@ -260,21 +260,17 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 func NewAdapter(c *iopv1.AdapterConfig) (agent.Provider, error) {
 	switch c.GetType() {
 	case "openai_compat":
-		o := c.GetOpenaiCompat()
-		key := o.GetStaticKeyName()
-		return openai_compat.New(openai_compat.Options{
-			Name: c.GetName(), BaseURL: o.GetBaseUrl(),
-			StaticKey: func() (string, error) {
-				if key == "" {
-					return "", nil
-				}
+		o := openai_compat.Options{Name: c.GetName(), BaseURL: c.GetOpenaiCompat().GetBaseUrl()}
+		if key := c.GetOpenaiCompat().GetStaticKeyName(); key != "" {
+			o.StaticKey = func() (string, error) {
 				v := os.Getenv(key)
 				if v == "" {
 					return "", fmt.Errorf("the key %s is not set on this node", key)
 				}
 				return v, nil
-			},
-		})
+			}
+		}
+		return openai_compat.New(o)
 	case "demo":
 		return demo.New(demo.Options{ChunkDelay: time.Duration(c.GetDemo().GetChunkDelayMs()) * time.Millisecond}), nil
 	default:

@@ -173,7 +173,7 @@ func TestA04LineEndings(t *testing.T) {
 func TestA01A02CutsInsideEvents(t *testing.T) {
 	f := ioptest.Start(t, ioptest.Options{})
 	ev := chunkEvent(1)
-	answer := ev + "data: {\"last\":true}"
+	answer := ev + "data: [DONE]"
 	for cut := 1; cut < len(answer); cut += 11 {
 		f.Provider.Next(fakeprovider.SSEHead(), fakeprovider.Chunk(answer[:cut]), fakeprovider.Chunk(answer[cut:]), fakeprovider.LastChunk())
 		if _, got := f.Do(f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", ioptest.Chat(true))); got != answer {
