@@ -148,30 +148,31 @@ func (c *call) run(ctx context.Context) Result {
 		if v.heard {
 			c.request, c.repeatAt = nil, time.Time{}
 		}
-		if v.f != nil {
+		more := v.f != nil
+		if more {
 			taken = len(v.f.Body)
-			terminal, err := c.deliver(v.f)
-			if err != nil {
-				return c.cut(errCallerGone)
-			}
-			if terminal {
-				return c.leave(c.outcome(v.f))
-			}
+			terminal, outcome, err := c.deliver(v.f)
 			v.f.recycle()
+			switch {
+			case err != nil:
+				return c.cut(errCallerGone)
+			case terminal:
+				return c.leave(outcome)
+			}
 		}
 		if c.up != nil || v.reconnect {
 			if err := c.upload(&v); err != nil {
 				return c.cut(err)
 			}
 		}
-		if v.f == nil && c.dirty {
+		if !more && c.dirty {
 			c.dirty = false
 			if c.w.Flush() != nil {
 				return c.cut(errCallerGone)
 			}
 		}
 		c.arm(&v)
-		if err := c.wait(ctx, v.f == nil); err != nil {
+		if err := c.wait(ctx, !more); err != nil {
 			return c.cut(err)
 		}
 	}
@@ -296,8 +297,18 @@ func (s *stream) gapPassed(now time.Time) bool {
 }
 
 // deliver hands one frame to the caller. Its parts are known to be in order.
-func (c *call) deliver(f *frame) (terminal bool, err error) {
-	terminal = f.Kind == iopv1.ProviderTunnelFrame_END || f.Kind == iopv1.ProviderTunnelFrame_ERROR || f.End
+// outcome is what a terminal says; err is the caller's.
+func (c *call) deliver(f *frame) (terminal bool, outcome *wire.Error, err error) {
+	switch f.Kind {
+	case iopv1.ProviderTunnelFrame_END:
+		terminal = true
+	case iopv1.ProviderTunnelFrame_ERROR:
+		text := strings.ToValidUTF8(f.Error[:min(len(f.Error), maxText)], "")
+		// Cloned, for the message they are part of is large and goes.
+		terminal, outcome = true, wire.FromPeer(f.ErrorClass, strings.Clone(text))
+	default:
+		terminal = f.End
+	}
 	if f.Usage != nil {
 		c.res.Usage = f.Usage
 	}
@@ -305,29 +316,20 @@ func (c *call) deliver(f *frame) (terminal bool, err error) {
 		c.res.Started, c.res.Status, c.res.FirstByte = true, int(f.Status), time.Now()
 		c.dirty = true
 		if err := c.w.Start(int(f.Status), f.Headers); err != nil {
-			return terminal, err
+			return terminal, outcome, err
 		}
 	}
 	if len(f.Body) > 0 {
 		c.res.Bytes += int64(len(f.Body))
 		c.dirty = true
 		if err := c.w.Body(f.Body); err != nil {
-			return terminal, err
+			return terminal, outcome, err
 		}
 	}
 	if len(f.Trailers) > 0 {
-		return terminal, c.w.Trailer(f.Trailers)
+		err = c.w.Trailer(f.Trailers)
 	}
-	return terminal, nil
-}
-
-// outcome is what a terminal says.
-func (c *call) outcome(f *frame) *wire.Error {
-	if f.Kind != iopv1.ProviderTunnelFrame_ERROR {
-		return nil
-	}
-	text := strings.ToValidUTF8(f.Error[:min(len(f.Error), maxText)], "")
-	return wire.FromPeer(f.ErrorClass, strings.Clone(text)) // the message it is part of goes
+	return terminal, outcome, err
 }
 
 // cut ends the caller's side before the Node's.
