@@ -32,6 +32,7 @@ import (
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -385,6 +386,38 @@ func (f *fixture) subscribe(nc *nats.Conn, subject string) *nats.Subscription {
 		f.t.Fatal(err)
 	}
 	return sub
+}
+
+// fences are what a session is told before it is closed. They go to a channel
+// from the connection's read loop itself: what waits in a subscription is lost
+// with the connection.
+func (f *fixture) fences(nc *nats.Conn, s subjects.Session) <-chan *nats.Msg {
+	f.t.Helper()
+	ch := make(chan *nats.Msg, 8)
+	_, err := nc.ChanSubscribe(s.Down(subjects.Fence, ""), ch)
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return ch
+}
+
+// fenced reads one, and its reason.
+func (f *fixture) fenced(ch <-chan *nats.Msg) string {
+	f.t.Helper()
+	select {
+	case m := <-ch:
+		var fence iopv1.Fence
+		if err := fence.UnmarshalVT(m.Data); err != nil || fence.ErrorClass != string(wire.SessionEnded) {
+			f.t.Errorf("fence %v: %v", &fence, err)
+		}
+		return fence.Reason
+	case <-time.After(guard):
+		f.t.Fatal("no fence")
+		return ""
+	}
 }
 
 func (f *fixture) next(sub *nats.Subscription) *nats.Msg {

@@ -47,7 +47,7 @@ func TestSupersededIsToldBeforeTheClose(t *testing.T) {
 	instance := wire.NewToken()
 	var last uint64
 	var old *dialer
-	var oldSub *nats.Subscription
+	var oldFences <-chan *nats.Msg
 	for round := range 20 {
 		d := f.instance(instance, "edge1", "node", "n1", key)
 		nc, s := f.node(d)
@@ -59,18 +59,16 @@ func TestSupersededIsToldBeforeTheClose(t *testing.T) {
 			t.Fatalf("round %d: notice %s %v, want admitted of %d", round, verb, n, s.Gen)
 		}
 		if old != nil {
-			m := f.next(oldSub)
-			var fence iopv1.Fence
-			if err := fence.UnmarshalVT(m.Data); err != nil || fence.Reason != "superseded" || fence.ErrorClass != string(wire.SessionEnded) {
-				t.Fatalf("fence %v: %v", &fence, err)
-			}
 			f.wait("the close of the older session", old.closed)
+			if reason := f.fenced(oldFences); reason != "superseded" {
+				t.Fatalf("fenced as %q", reason)
+			}
 			if verb, n := f.notice(ctl); verb != subjects.Closed || n.Generation != last || n.Reason != "kicked" {
 				t.Fatalf("notice %s %v, want closed of %d", verb, n, last)
 			}
 		}
 		last, old = s.Gen, d
-		oldSub = f.subscribe(nc, s.Down(subjects.Fence, ""))
+		oldFences = f.fences(nc, s)
 	}
 }
 
@@ -84,7 +82,7 @@ func TestDuplicateIsRefusedUntilTheFirstIsSilent(t *testing.T) {
 	begun := time.Now().Unix()
 	d := f.dialer("edge1", "node", "n1", key)
 	first, s := f.node(d)
-	fences := f.subscribe(first, s.Down(subjects.Fence, ""))
+	fences := f.fences(first, s)
 	grants := f.subscribe(first, s.Down(subjects.SessionVerb, ""))
 
 	second := wire.NewToken()
@@ -118,8 +116,10 @@ func TestDuplicateIsRefusedUntilTheFirstIsSilent(t *testing.T) {
 	if got := user(); !strings.HasPrefix(got, "edge1.n1.") {
 		t.Fatalf("after the bound: user %q", got)
 	}
-	f.next(fences)
 	f.wait("the close of the silent one", d.closed)
+	if reason := f.fenced(fences); reason != "superseded" {
+		t.Errorf("fenced as %q", reason)
+	}
 }
 
 // A revoked member is fenced and closed and stays out; registered anew it is back.
@@ -131,7 +131,7 @@ func TestRevokeClosesAndRefuses(t *testing.T) {
 	ctx := t.Context()
 	d := f.dialer("edge1", "node", "n1", key)
 	nc, s := f.node(d)
-	fences := f.subscribe(nc, s.Down(subjects.Fence, ""))
+	fences := f.fences(nc, s)
 	peer := f.dialer("edge1", "edge", "e1", edgeKey)
 	peer.inbox = subjects.EdgeInbox("edge1")
 	f.connect(peer)
@@ -139,11 +139,10 @@ func TestRevokeClosesAndRefuses(t *testing.T) {
 	if err := errors.Join(f.b.Revoke(ctx, "edge1", "node", "n1"), f.b.Revoke(ctx, "edge1", "edge", "e1")); err != nil {
 		t.Fatal(err)
 	}
-	var fence iopv1.Fence
-	if err := fence.UnmarshalVT(f.next(fences).Data); err != nil || fence.Reason != "revoked" {
-		t.Errorf("fence %v: %v", &fence, err)
-	}
 	f.wait("the close of the revoked node", d.closed)
+	if reason := f.fenced(fences); reason != "revoked" {
+		t.Errorf("fenced as %q", reason)
+	}
 	f.wait("the close of the revoked edge", peer.closed)
 	if _, user := f.connect(f.dialer("edge1", "node", "n1", key)); user != "!denied.revoked" {
 		t.Errorf("user %q", user)

@@ -1,0 +1,165 @@
+package broker
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+)
+
+// Every role against every subject, both ways, cell by cell: the server allows
+// what the table names and nothing else.
+// Contract: B5 B10 U2
+func TestPermissionMatrix(t *testing.T) {
+	f := newFixture(t)
+	key, other := f.member("edge1", "node", "n1"), f.member("edge1", "node", "n2")
+	outside := f.member("edge1", "edge", "e1")
+	f.start()
+	d := f.dialer("edge1", "node", "n1", key)
+	node, s := f.node(d)
+	d2 := f.dialer("edge1", "node", "n2", other)
+	node2, s2 := f.node(d2)
+	defer node2.Close()
+	lobbyDialer := f.dialer("edge1", "node", "n9", must(identity.NewUserKey()))
+	lobby, _ := f.connect(lobbyDialer)
+	edge := f.edge("edge1")
+	peer := f.dialer("edge1", "edge", "e1", outside)
+	peer.inbox = subjects.EdgeInbox("edge1")
+	edgeTCP, _ := f.connect(peer)
+	service := must(f.b.connect(f.b.server, f.b.keys.service, "matrix"))
+	defer service.Close()
+
+	conns := map[string]*nats.Conn{"node": node, "lobby": lobby, "edge": edge, "edge over TCP": edgeTCP, "service": service}
+	const edges = "edge,edge over TCP"
+	run := wire.NewRunID()
+	newer := s
+	newer.Gen++
+	for _, c := range []struct{ subject, publish, subscribe string }{
+		// The node's own session.
+		{s.Up(subjects.Heartbeat, ""), "node", edges + ",service"},
+		{s.Up(subjects.SessionVerb, ""), "node", edges + ",service"},
+		{s.Up(subjects.Register, ""), "node", edges},
+		{s.Up(subjects.Frame, run), "node", edges},
+		{s.Down(subjects.Tunnel, run), edges, "node"},
+		{s.Down(subjects.Register, ""), edges, "node"},
+		{s.Down(subjects.SessionVerb, ""), edges + ",service", "node"},
+		{s.Down(subjects.Fence, ""), edges + ",service", "node"},
+		{s.DownWildcard(), edges, "node"},
+		// Another generation, another node, another edge.
+		{newer.Up(subjects.Register, ""), "", edges},
+		{newer.Down(subjects.Tunnel, run), edges, ""},
+		{s2.Up(subjects.Register, ""), "", edges},
+		{s2.Down(subjects.Tunnel, run), edges, ""},
+		{"iop.v1.edge2.n1.1.up.register", "", ""},
+		{"iop.v1.edge2.n1.1.down.tunnel." + run, "", ""},
+		// The session service's.
+		{subjects.Ctl("edge1", subjects.Admitted), "service", edges},
+		{subjects.Ctl("edge2", subjects.Admitted), "service", ""},
+		{subjects.Store("edge1", subjects.Get), edges, "service"},
+		{subjects.Store("edge2", subjects.Get), "", "service"},
+		// Inboxes. The lobby's is its own, and so is the node's.
+		{d.inbox + ".x", "", "node"},
+		{lobbyDialer.inbox + ".x", "", "lobby"},
+		{d2.inbox + ".x", "", ""},
+		{subjects.EdgeInbox("edge1") + ".x", "service", edges},
+		{subjects.EdgeInbox("edge2") + ".x", "service", ""},
+		{subjects.NoResponders("edge1", run), "", edges},
+		{"_INBOX.edge1.n1.>", "", ""},
+		{"_INBOX.>", "", ""},
+		{"_INBOX.edge1.>", "", ""},
+		// The server's own.
+		{subjects.UserInfo, "node,lobby," + edges, ""},
+		{"$SYS.REQ.USER.AUTH", "", ""},
+		{"$SYS.REQ.SERVER.PING", "", ""},
+		{"$SYS.ACCOUNT.FABRIC.CONNECT", "", ""},
+		{"$SYS.>", "", ""},
+		{"$JS.API.INFO", "", ""},
+		{"$JS.API.STREAM.LIST", "", ""},
+		{"$JS.>", "", ""},
+		{"$KV.iop_store.edge1.a", "", ""},
+		{"iop.v1.callout.edge1.l1", "", ""},
+		// Everything.
+		{">", "", ""},
+		{"iop.v1.>", "", ""},
+		{"iop.v1.edge1.>", "", ""},
+		{"iop.v1.*.*.*.up.>", "", ""},
+		{"iop.v1.edge1.*.*.up.>", "", edges},
+		{"iop.v1.*.ctl.>", "service", ""},
+	} {
+		for role, nc := range conns {
+			if got, want := mayPublish(t, nc, c.subject), slices.Contains(strings.Split(c.publish, ","), role); got != want {
+				t.Errorf("%s publishes to %s: %v, want %v", role, c.subject, got, want)
+			}
+			for _, queue := range []string{"", "q"} {
+				if got, want := maySubscribe(t, nc, c.subject, queue), slices.Contains(strings.Split(c.subscribe, ","), role); got != want {
+					t.Errorf("%s subscribes to %s (queue %q): %v, want %v", role, c.subject, queue, got, want)
+				}
+			}
+		}
+	}
+}
+
+// mayPublish asks the server. A permission violation is an asynchronous error,
+// but it comes before the answer to the ping that follows.
+func mayPublish(t *testing.T, nc *nats.Conn, subject string) bool {
+	t.Helper()
+	return !violates(t, nc, `Publish to "`+subject+`"`, func() error { return nc.Publish(subject, nil) })
+}
+
+func maySubscribe(t *testing.T, nc *nats.Conn, subject, queue string) bool {
+	t.Helper()
+	return !violates(t, nc, `Subscription to "`+subject+`"`, func() error {
+		sub, err := nc.QueueSubscribe(subject, queue, func(*nats.Msg) {})
+		if err != nil {
+			return err
+		}
+		if err := nc.Flush(); err != nil {
+			return err
+		}
+		return sub.Unsubscribe()
+	})
+}
+
+var errMarker = errors.New("no violation yet")
+
+func violates(t *testing.T, nc *nats.Conn, what string, do func() error) bool {
+	t.Helper()
+	if err := errors.Join(do(), nc.Flush()); err != nil && !errors.Is(err, nats.ErrBadSubscription) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			return true
+		}
+		t.Fatalf("%s: %v", what, err)
+	}
+	last := nc.LastError()
+	violated := errors.Is(last, nats.ErrPermissionViolation) && strings.Contains(last.Error(), what)
+	if !violated {
+		return false
+	}
+	// The error stays until another comes: provoke one of another subject, so
+	// that the next question is about itself.
+	if err := errors.Join(nc.Publish("violation.marker", nil), nc.Flush()); err != nil {
+		t.Fatal(errMarker, err)
+	}
+	return true
+}
+
+// JetStream is AUTH's alone.
+// Contract: B1 B10
+func TestJetStreamIsNotInFabric(t *testing.T) {
+	f := newFixture(t).start()
+	for name, want := range map[string]bool{accountAuth: true, accountFabric: false, accountSystem: false} {
+		acc, err := f.b.server.LookupAccount(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if acc.JetStreamEnabled() != want {
+			t.Errorf("account %s: JetStream %v", name, !want)
+		}
+	}
+}
