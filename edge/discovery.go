@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/iop-fabric/iop/edge/dispatch"
@@ -24,6 +25,10 @@ const (
 	allowedHangs = 3
 )
 
+// listSlots is where the ids of slots begin that the pool knows nothing of: a
+// list takes no place, it never waits behind inference (A48).
+const listSlots = 1 << 63
+
 // discovery reads what the adapters of ready nodes list, again and again, and
 // tells the pool (P1, D2).
 type discovery struct {
@@ -33,6 +38,7 @@ type discovery struct {
 	interval time.Duration
 	log      *slog.Logger
 
+	lists   atomic.Uint64
 	mu      sync.Mutex
 	ctx     context.Context //nolint:containedctx // the life of run, for the goroutines it owns
 	running map[string]*nodeDiscovery
@@ -125,7 +131,7 @@ func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter st
 	defer cancel()
 	w := &listWriter{}
 	res := d.runner.Do(bound, dispatch.Attempt{
-		RunID: wire.NewRunID(), Slot: pool.Slot{Node: node, Gen: gen, Adapter: adapter},
+		RunID: wire.NewRunID(), Slot: pool.Slot{ID: listSlots | d.lists.Add(1), Node: node, Gen: gen, Adapter: adapter},
 		Operation: "models", Method: "GET", Timeout: listBound,
 	}, w)
 	if ctx.Err() != nil {

@@ -236,7 +236,11 @@ func (l *loop) applyRegistry(now time.Time, effect registry.Effect, regis *regis
 	case registry.CloseSession:
 		// The fence told the session; whether the broker cuts it is the
 		// broker's own affair, nothing here depends on it.
-		l.log.LogAttrs(context.Background(), slog.LevelWarn, eventSessionClosing,
+		level := slog.LevelWarn
+		if e.Reason == registry.EdgeStopping {
+			level = slog.LevelInfo
+		}
+		l.log.LogAttrs(context.Background(), level, eventSessionClosing,
 			slog.String("node", e.Node), slog.Uint64("generation", e.Gen), slog.String("reason", string(e.Reason)))
 	case registry.Activate:
 		l.publishLive()
@@ -354,9 +358,9 @@ func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, e
 }
 
 // returnSlot gives a slot back; dispatch calls it, once per attempt. Attempts
-// that hold no slot of the pool (model lists) have the id 0.
+// that hold no slot of the pool (model lists) have an id of listSlots.
 func (l *loop) returnSlot(slot pool.Slot, how pool.Return) {
-	if slot.ID != 0 {
+	if slot.ID < listSlots {
 		l.in.put(item{isPool: true, pool: pool.ReturnSlot(slot.ID, how)}, false)
 	}
 }

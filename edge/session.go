@@ -242,7 +242,11 @@ func (e *Edge) connected(node string, gen uint64) {
 }
 
 func (e *Edge) disconnected(node string, gen uint64, cause registry.Reason) {
-	e.log.LogAttrs(context.Background(), slog.LevelWarn, eventNodeDisconnected,
+	level := slog.LevelWarn
+	if cause == registry.EdgeStopping {
+		level = slog.LevelInfo // our own doing
+	}
+	e.log.LogAttrs(context.Background(), level, eventNodeDisconnected,
 		slog.String("node", node), slog.Uint64("generation", gen), slog.String("reason", string(cause)))
 	if r := e.registered[node]; r != nil && r.gen == gen {
 		delete(e.registered, node)
