@@ -161,7 +161,7 @@ type reply struct {
 	orders  orders
 }
 
-var errCut = &agent.Failure{Code: agent.CodeProvider, Message: "the demo model broke off, as demo:cut asked"}
+var errCut error = &agent.Failure{Code: agent.CodeProvider, Message: "the demo model broke off, as demo:cut asked"}
 
 func (r *reply) whole(ctx context.Context, sink agent.Sink) error {
 	for range r.tokens {
@@ -198,9 +198,15 @@ func (r *reply) stream(ctx context.Context, sink agent.Sink, withUsage bool) err
 		return err
 	}
 	chunks := 0
-	send := func(c completion) error {
+	cut := func() error {
 		if chunks == r.orders.cut {
 			return errCut
+		}
+		return nil
+	}
+	send := func(c completion) error {
+		if err := cut(); err != nil {
+			return err
 		}
 		chunks++
 		c.ID, c.Object, c.Created, c.Model = r.id, "chat.completion.chunk", r.created, Model
@@ -228,6 +234,9 @@ func (r *reply) stream(ctx context.Context, sink agent.Sink, withUsage bool) err
 		if err := send(completion{Choices: []choice{}, Usage: &r.usage}); err != nil {
 			return err
 		}
+	}
+	if err := cut(); err != nil {
+		return err
 	}
 	return sink.Body([]byte("data: [DONE]\n\n"))
 }

@@ -1,6 +1,7 @@
 package openai_compat
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"sync"
@@ -12,67 +13,64 @@ var (
 	errBodyClosed = errors.New("the exchange is over")
 )
 
-// maxKept bounds what is kept of a body that may have to be sent again. The
-// transport reads a few KiB before it writes.
-const maxKept = 64 << 10
+// maxLoaded is how large a body is read before anything is sent: it then leaves
+// in one write with its headers, and can be sent again.
+const maxLoaded = 64 << 10
 
-// body is a request's body over all attempts. It gives exactly its size, and
-// can start anew as long as nothing was written.
+// body is a request's body over all attempts. It gives exactly its size.
 type body struct {
-	closed atomic.Bool
-	fault  atomic.Pointer[error] // what was wrong with src
+	size   int64
+	loaded []byte // all of it, if it is small
+
+	touched atomic.Bool // src was read, so no further attempt can have all of it
+	closed  atomic.Bool
+	fault   atomic.Pointer[error] // what was wrong with src
 
 	mu   sync.Mutex // held while src is read
 	src  io.Reader
-	left int64       // of src
-	kept []byte      // what was read before anything was written
-	lost bool        // kept is not all that was read
-	sent func() bool // whether the present attempt wrote anything
+	left int64 // of src
 }
 
-// reader is the body as one attempt's transport reads it.
-type reader struct {
-	b   *body
-	pos int // in b.kept
+func newBody(src io.Reader, size int64) *body { return &body{src: src, size: size, left: size} }
+
+// load reads a small body whole.
+func (b *body) load() error {
+	if b.size > maxLoaded {
+		return nil
+	}
+	p := make([]byte, b.size)
+	if _, err := io.ReadFull(b, p); err != nil {
+		return err
+	}
+	b.loaded = p
+	return nil
 }
 
-func (b *body) reader(sent func() bool) *reader {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.sent = sent
-	return &reader{b: b}
+// reader is the body for one attempt. net/http writes the headers of a body it
+// does not know ahead of it, so a connection that died idle is met before the
+// source is read.
+func (b *body) reader() io.ReadCloser {
+	if b.loaded != nil {
+		return io.NopCloser(bytes.NewReader(b.loaded))
+	}
+	return io.NopCloser(b)
 }
 
-// rewindable reports whether a further attempt can have the whole body. The
-// attempt before has ended.
-func (b *body) rewindable() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !b.lost && b.fault.Load() == nil
-}
+// again reports whether a further attempt can have the whole body.
+func (b *body) again() bool { return b.loaded != nil || !b.touched.Load() }
 
-func (r *reader) Read(p []byte) (int, error) {
-	b := r.b
+func (b *body) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return 0, errBodyClosed
 	}
-	if r.pos < len(b.kept) {
-		n := copy(p, b.kept[r.pos:])
-		r.pos += n
-		return n, nil
-	}
-	if f := b.fault.Load(); f != nil {
-		return 0, *f
-	}
 	if b.left == 0 {
 		return 0, io.EOF
 	}
+	b.touched.Store(true)
 	n, err := b.src.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
-	b.keep(p[:n])
-	r.pos = len(b.kept)
 	if b.left == 0 {
 		return n, nil // whatever err is: the body is whole
 	}
@@ -84,19 +82,6 @@ func (r *reader) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
-
-func (b *body) keep(p []byte) {
-	switch {
-	case b.lost || len(p) == 0:
-	case b.sent() || len(b.kept)+len(p) > maxKept:
-		b.lost, b.kept = true, nil
-	default:
-		b.kept = append(b.kept, p...)
-	}
-}
-
-// Close is the transport's at the end of an attempt; the exchange ends the body.
-func (r *reader) Close() error { return nil }
 
 // interrupt ends a Read of the source that waits, where the source can be closed.
 func (b *body) interrupt() {

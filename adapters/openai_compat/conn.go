@@ -24,8 +24,10 @@ func (c *conn) Write(p []byte) (int, error) {
 	if c.reused.Swap(false) && !quiet(c.Conn) {
 		return 0, errIdleClosed
 	}
+	// Counted before it is done: the answer may be here sooner than the count.
+	c.wrote.Add(int64(len(p)))
 	n, err := c.Conn.Write(p)
-	c.wrote.Add(int64(n))
+	c.wrote.Add(int64(n - len(p)))
 	return n, err
 }
 

@@ -33,6 +33,9 @@ func (a *Adapter) Exchange(ctx context.Context, ex agent.Exchange, sink agent.Si
 	if c.body != nil {
 		defer c.body.end()
 		defer context.AfterFunc(ctx, c.body.interrupt)()
+		if err := c.body.load(); err != nil {
+			return failure(ctx, new(attempt), c.body, err)
+		}
 	}
 	resp, at, err := a.send(ctx, c)
 	if err != nil {
@@ -49,12 +52,11 @@ type call struct {
 	url    *url.URL
 	header http.Header
 	body   *body // nil: none
-	size   int64
 }
 
 // prepare checks everything that can be checked before the provider is called.
 func (a *Adapter) prepare(ex agent.Exchange) (*call, error) {
-	c := &call{method: ex.Method, size: ex.BodySize}
+	c := &call{method: ex.Method}
 	path := ex.Path
 	if ex.Operation != "" {
 		op, ok := a.profile.Operations[ex.Operation]
@@ -85,13 +87,8 @@ func (a *Adapter) prepare(ex agent.Exchange) (*call, error) {
 	if err := a.authorize(c.header, ex.Credential); err != nil {
 		return nil, err
 	}
-	switch {
-	case ex.BodySize > 0:
-		c.body = &body{src: ex.Body, left: ex.BodySize}
-	case c.method != http.MethodGet && c.method != http.MethodHead && c.method != http.MethodOptions:
-		// net/http repeats a request without a body if the caller sent an
-		// Idempotency-Key; one that it has to ask for its body is not repeated (I2).
-		c.body = &body{src: http.NoBody}
+	if ex.Body != nil {
+		c.body = newBody(ex.Body, ex.BodySize)
 	}
 	return c, nil
 }
@@ -133,14 +130,14 @@ func (a *Adapter) send(ctx context.Context, c *call) (*http.Response, *attempt, 
 			Method: c.method, URL: c.url, Host: a.base.host, Header: c.header,
 			Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		}).WithContext(httptrace.WithClientTrace(ctx, at.trace()))
-		if c.body != nil {
-			req.Body, req.ContentLength = c.body.reader(at.sent), c.size
+		if c.body != nil && c.body.size > 0 {
+			req.Body, req.ContentLength = c.body.reader(), c.body.size
 		}
 		resp, err := a.transport.RoundTrip(req) //nolint:bodyclose // Exchange and Probe close it
 		if err == nil {
 			return resp, at, nil
 		}
-		if ctx.Err() != nil || n == maxAttempts || !at.stale() || (c.body != nil && !c.body.rewindable()) {
+		if ctx.Err() != nil || n == maxAttempts || !at.stale() || (c.body != nil && !c.body.again()) {
 			return nil, at, err
 		}
 		a.transport.CloseIdleConnections() // its neighbours are as old

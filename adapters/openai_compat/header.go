@@ -26,6 +26,13 @@ var ours = map[string]bool{
 	"Authorization": true, "Cookie": true, "X-Api-Key": true, "Api-Key": true, "X-Goog-Api-Key": true,
 }
 
+// replayKeys make net/http send a request a second time when a connection
+// breaks, though the provider may have read it. It looks for the canonical
+// spelling, so they leave in another; names have no case on the wire (I2).
+var replayKeys = map[string]string{
+	"Idempotency-Key": "idempotency-key", "X-Idempotency-Key": "x-idempotency-key",
+}
+
 // requestHeader builds what the provider gets, but for its credential.
 func (a *Adapter) requestHeader(in []agent.Field) (http.Header, error) {
 	h := make(http.Header, len(in)+2)
@@ -42,6 +49,9 @@ func (a *Adapter) requestHeader(in []agent.Field) (http.Header, error) {
 		name := textproto.CanonicalMIMEHeaderKey(f.Name)
 		if hopByHop[name] || ours[name] || named[name] || name == a.profile.AuthHeader {
 			continue
+		}
+		if plain, ok := replayKeys[name]; ok {
+			name = plain
 		}
 		h[name] = append(h[name], string(f.Value))
 	}

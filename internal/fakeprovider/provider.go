@@ -215,10 +215,15 @@ func (l *link) serve() {
 
 // one serves one request; an error ends the connection.
 func (l *link) one() error {
-	if _, err := l.br.Peek(1); err != nil {
+	first, err := l.br.Peek(1)
+	if err != nil {
 		return err
 	}
 	l.setIdle(false)
+	if c := first[0]; c < 'A' || c > 'Z' { // a TLS hello, for one
+		_, err = io.WriteString(l.c, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+		return errors.Join(err, errOver)
+	}
 	req, err := l.head()
 	if err != nil {
 		return err
