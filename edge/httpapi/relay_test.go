@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -604,48 +603,6 @@ func TestA20ACallerWhoLeavesAStreamEndsIt(t *testing.T) {
 	}
 }
 
-// Contract: E10 T6
-func TestACallerWhoTakesNothingIsGone(t *testing.T) {
-	f := newFixture(t, limits(configs.Limits{WriteStall: 100 * time.Millisecond}))
-	ended := make(chan error, 1)
-	f.runner.answer = func(_ context.Context, _ dispatch.Attempt, w dispatch.Writer) dispatch.Result {
-		err := w.Start(200, fields(eventStream...))
-		for p := make([]byte, 1<<20); err == nil; err = w.Body(p) {
-		}
-		ended <- err
-		return dispatch.Result{Started: true, Err: wire.Errorf(wire.Cancelled, "caller gone")}
-	}
-	c, _ := f.raw()
-	f.post(c, streamChat)
-	if err := await(t, ended, "the stalled write"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("%v", err)
-	}
-	if l := f.logged(1); l["class"] != "cancelled" {
-		t.Errorf("logged %v", l)
-	}
-}
-
-// Contract: E10
-func TestASlowProviderIsNotTheCallersStall(t *testing.T) {
-	f := newFixture(t, limits(configs.Limits{WriteStall: 20 * time.Millisecond}))
-	f.runner.answer = func(_ context.Context, _ dispatch.Attempt, w dispatch.Writer) dispatch.Result {
-		_ = w.Start(200, fields("Content-Type", "text/plain"))
-		for range 3 {
-			<-time.After(60 * time.Millisecond) // well past the deadline that stands
-			if err := w.Body([]byte("x")); err != nil {
-				t.Error(err)
-			}
-			if err := w.Flush(); err != nil {
-				t.Error(err)
-			}
-		}
-		return dispatch.Result{Started: true}
-	}
-	if _, body := f.chat(plainChat); body != "xxx" {
-		t.Errorf("%q", body)
-	}
-}
-
 // Contract: D7
 func TestWhoStopsTheEdgeSaysSo(t *testing.T) {
 	f := newFixture(t)
@@ -798,20 +755,6 @@ func TestStreamsPerKey(t *testing.T) {
 	if resp, body := f.chat(plainChat); resp.StatusCode != 200 {
 		t.Errorf("afterwards: %d %s", resp.StatusCode, body)
 	}
-}
-
-// Contract: Z3
-func TestABodyThatDoesNotCome(t *testing.T) {
-	f := newFixture(t, limits(configs.Limits{WriteStall: 20 * time.Millisecond}))
-	c, r := f.raw()
-	io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+goodKey+"\r\nContent-Length: 60\r\n\r\n{")
-	resp, err := http.ReadResponse(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, _ := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	f.wantError(resp, string(b), 408, "request_timeout")
 }
 
 // Contract: E7
