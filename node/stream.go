@@ -255,6 +255,9 @@ func (s *sink) start() error {
 		Kind: iopv1.ProviderTunnelFrame_RESPONSE_START, Status: s.status, Headers: s.header,
 		Body: s.held, TimestampUnixNanos: time.Now().UnixNano(),
 	}
+	if s.watch {
+		s.tail.write(s.held)
+	}
 	s.held, s.header = nil, nil
 	return s.send()
 }
@@ -281,9 +284,6 @@ func (s *sink) Body(p []byte) error {
 	case len(p) == 0:
 		return nil
 	}
-	if s.watch {
-		s.tail.write(p)
-	}
 	if s.small {
 		if len(s.held)+len(p) <= s.size {
 			if s.held == nil {
@@ -295,6 +295,9 @@ func (s *sink) Body(p []byte) error {
 		if err := s.start(); err != nil { // longer than it said: it is a stream then
 			return err
 		}
+	}
+	if s.watch {
+		s.tail.write(p)
 	}
 	for len(p) > 0 {
 		n := min(len(p), wire.MaxBody)
@@ -351,12 +354,14 @@ func (s *sink) end() {
 		Kind: iopv1.ProviderTunnelFrame_END, Trailers: s.trailer,
 		TimestampUnixNanos: time.Now().UnixNano(),
 	}
+	end := s.tail.bytes()
 	if !s.sent {
 		s.f.Kind, s.f.End = iopv1.ProviderTunnelFrame_RESPONSE_START, true
 		s.f.Status, s.f.Headers, s.f.Body = s.status, s.header, s.held
+		end = s.held[max(0, len(s.held)-tailSize):]
 	}
 	if s.watch {
-		s.f.Usage = readUsage(s.tail.bytes())
+		s.f.Usage = readUsage(end)
 	}
 	if s.st.frame(&s.f, true) {
 		s.st.all.ended(s.st, nil)

@@ -27,9 +27,11 @@ const (
 	// early cancels to refuse the request they overtook (C1).
 	maxFinished, keepFinished = 16384, 2 * time.Minute
 	maxEarly, keepEarly       = 4096, 30 * time.Second
-	maxResets                 = 1024 // unknown ids to be answered in one batch (J3)
-	maxAckEntries             = 512  // of one StreamAck
+	maxResets, maxAway        = 1024, 1024 // ids to be answered in one batch (J3)
+	maxAckEntries             = 512        // of one StreamAck
 	ackDelay                  = 25 * time.Millisecond
+	// bodyMemory is what the windows of all bodies share; near it new ones are small.
+	bodyMemory = 256 << 20
 	// mailBody is how much unserved body a stream may hold: what any window
 	// allows, and the sender's reserve. More is a breach (J8).
 	mailBody = wire.MaxWindow + tunnel.TerminalReserve
@@ -71,6 +73,8 @@ type streams struct {
 	early    *ids
 	dirty    []*stream
 	resets   []string
+	away     []string // refused, without a stream to remember it
+	bodies   int      // streams that receive a body
 
 	// The send loop's alone.
 	spare   []*stream // dirty's other half
@@ -132,7 +136,14 @@ func (s *streams) request(run string, data []byte) {
 		s.metrics.dropped[dropDuplicate].Inc()
 		return
 	}
-	full := len(s.byRun) >= maxStreams
+	if len(s.byRun) >= maxStreams {
+		if len(s.away) < maxAway {
+			s.away = append(s.away, run)
+		}
+		s.mu.Unlock()
+		s.signal()
+		return
+	}
 	draining := s.door == doorDraining
 	cancelled := s.early.has(run, now)
 	s.mu.Unlock()
@@ -140,10 +151,6 @@ func (s *streams) request(run string, data []byte) {
 	req := new(iopv1.ProviderTunnelRequest)
 	if req.UnmarshalVTUnsafe(data) != nil {
 		s.metrics.dropped[dropMalformed].Inc()
-		return
-	}
-	if full {
-		s.turnAway(run)
 		return
 	}
 	st := s.open(run, req, now)
@@ -190,7 +197,7 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 		st.deadline = now.Add(time.Duration(t) * time.Second)
 	}
 	if req.GetBodyFollows() && req.GetBodySize() <= math.MaxInt64 {
-		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{})
+		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{MaxWindow: s.bodyWindow()})
 		st.body = newBodyReader(ctx, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
@@ -202,7 +209,17 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 		return nil
 	}
 	s.byRun[run] = st
+	if st.body != nil {
+		s.bodies++
+	}
 	return st
+}
+
+// bodyWindow is how far the window of one more body may grow (J7).
+func (s *streams) bodyWindow() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(wire.MinWindow, min(wire.MaxWindow, bodyMemory/uint64(s.bodies+1))) //nolint:gosec // a count
 }
 
 // start runs the exchange, and tells the loop, which owes Edge a sign of life.
@@ -221,7 +238,7 @@ func (s *streams) start(st *stream, u use, req *iopv1.ProviderTunnelRequest) {
 	st.post(func(m *mail) { m.again = true })
 }
 
-// turnAway answers a request for which there is no room to remember it.
+// turnAway answers a request for which there was no room to remember it.
 func (s *streams) turnAway(run string) {
 	s.metrics.terminals[errFull.Class].Inc()
 	f := iopv1.ProviderTunnelFrame{
@@ -373,14 +390,17 @@ func (s *streams) loop() {
 // round does all that is due now.
 func (s *streams) round(now time.Time) {
 	s.mu.Lock()
-	dirty, resets := s.dirty, s.resets
-	s.dirty, s.resets = s.spare, nil
+	dirty, resets, away := s.dirty, s.resets, s.away
+	s.dirty, s.resets, s.away = s.spare, nil, nil
 	s.mu.Unlock()
 	for i, st := range dirty {
 		s.serve(now, st)
 		dirty[i] = nil
 	}
 	s.spare = dirty[:0]
+	for _, run := range away {
+		s.turnAway(run)
+	}
 	if !s.scanAt.IsZero() && !now.Before(s.scanAt) {
 		s.scan(now)
 	}
@@ -649,20 +669,27 @@ func (s *streams) forget(now time.Time, st *stream) {
 	s.mu.Lock()
 	delete(s.byRun, st.run)
 	s.finished.add(st.run, now)
+	if st.body != nil {
+		s.bodies--
+	}
 	s.mu.Unlock()
 }
 
 // ended records a terminal. It is called once for each stream (I2).
 func (s *streams) ended(st *stream, why *wire.Error) {
-	if why == nil {
-		s.metrics.terminals[""].Inc()
-		if s.log.Enabled(s.ctx, slog.LevelDebug) {
-			s.log.Debug(evTunnel, keyRun, st.run, keyClass, "complete", keyDuration, time.Since(st.began))
+	level, class := slog.LevelDebug, wire.Class("")
+	if why != nil {
+		class = why.Class
+		switch class {
+		case wire.Capacity, wire.Draining, wire.Cancelled: // as meant, and many under load
+		default:
+			level = slog.LevelInfo
 		}
-		return
 	}
-	s.metrics.terminals[why.Class].Inc()
-	s.log.Info(evTunnel, keyRun, st.run, keyClass, why.Class, keyDuration, time.Since(st.began))
+	s.metrics.terminals[class].Inc()
+	if s.log.Enabled(s.ctx, level) {
+		s.log.Log(s.ctx, level, evTunnel, keyRun, st.run, keyClass, class, keyDuration, time.Since(st.began))
+	}
 }
 
 // cutRest ends what still runs at a stop.
@@ -683,7 +710,7 @@ func (s *streams) over() {
 	s.mu.Lock()
 	s.door = doorOver
 	rest := s.byRun
-	s.byRun, s.dirty, s.resets = map[string]*stream{}, nil, nil
+	s.byRun, s.dirty, s.resets, s.away = map[string]*stream{}, nil, nil, nil
 	s.mu.Unlock()
 	for _, st := range rest {
 		st.gone = true

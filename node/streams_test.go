@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -320,9 +322,12 @@ func TestTrap14SlotBeforeTerminal(t *testing.T) {
 // Contract: C1 T6
 func TestTrap16CancelOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		calls := map[string]int{}
 		r := newRig(t, options{exchange: func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
+			mu.Lock()
 			calls[ex.RunID]++
+			mu.Unlock()
 			err := hang(ctx, ex, sink)
 			if !errors.Is(err, errCancelled) {
 				t.Errorf("cancelled with %v", err)
@@ -907,7 +912,7 @@ func BenchmarkStream(b *testing.B) {
 
 // benchRig is a ready Node whose Edge only acknowledges, in real time.
 func benchRig(b *testing.B, exchange func(context.Context, agent.Exchange, agent.Sink) error) (*rig, <-chan struct{}) {
-	r := newRig(b, options{exchange: exchange}).start()
+	r := newRig(b, options{exchange: exchange, level: slog.LevelWarn}).start()
 	ended := make(chan struct{}, 1)
 	up := make(chan struct{}, 1)
 	recv := map[string]*tunnel.Receiver{}
