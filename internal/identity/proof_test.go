@@ -55,6 +55,9 @@ func TestI2TokenRefused(t *testing.T) {
 	oldToken := old + "." + oldBody + "." + b64(ok(stranger.pair().Sign([]byte(oldBody))))
 	oldBody2 := parts[1]
 	oldToken2 := old + "." + oldBody2 + "." + b64(ok(w.issuer.pair().Sign([]byte(oldBody2))))
+	claimed := bytes.Replace(ok(base64.RawURLEncoding.DecodeString(parts[1])), []byte(w.issuer.Public()), []byte(stranger.Public()), 1)
+	claimedToken := parts[0] + "." + b64(claimed)
+	claimedToken += "." + b64(ok(w.issuer.pair().Sign([]byte(claimedToken))))
 	for name, c := range map[string]struct {
 		token []byte
 		want  string
@@ -69,6 +72,7 @@ func TestI2TokenRefused(t *testing.T) {
 		"the older form, ours":  {[]byte(oldToken2), "form"},
 		"another issuer":        {jwtToken(stranger, user, func(*jwt.GenericClaims) {}), "issuer"},
 		"signature of another":  {[]byte(parts[0] + "." + parts[1] + "." + strings.Split(string(set("gen", "8")), ".")[2]), "issuer"},
+		"says another issuer":   {[]byte(claimedToken), "another use"},
 		"a user of the callout": {[]byte(callout), "another use"},
 		"another audience":      {jwtToken(w.issuer, user, func(c *jwt.GenericClaims) { c.Audience = "FABRIC" }), "another use"},
 		"another subject":       {set("nkey", w.other.Public()), "another use"},
