@@ -84,7 +84,7 @@ const (
 // env is the world around the cores.
 type env struct {
 	net      uint64
-	ack      uint64 // a ready acknowledgement whose fate is not reported yet
+	acks     uint64 // bit per generation: ready acknowledgements whose fate is not reported yet
 	sessions [maxGen + 1]sessionState
 	requests [3]requestState
 	slots    [maxSlots + 1]struct {
@@ -154,7 +154,7 @@ func (w *world) coreKey() string { return w.coreKeyR() + w.coreKeyP() }
 func (w *world) key(b []byte) [16]byte {
 	b = append(append(b[:0], w.coreKeyR()...), w.coreKeyP()...)
 	b = binary.LittleEndian.AppendUint64(b, w.net)
-	b = append(b, byte(w.ack), byte(w.connected), w.drops, w.dups, w.fails, w.suspects, w.crashes, w.givesUp, w.leaves, w.beats)
+	b = append(b, byte(w.acks), byte(w.connected), w.drops, w.dups, w.fails, w.suspects, w.crashes, w.givesUp, w.leaves, w.beats)
 	for _, s := range w.sessions {
 		b = append(b, byte(s))
 	}
@@ -198,7 +198,7 @@ func (w *world) registry(now time.Time, ev Event) {
 			case w.r.Live(e.Node, e.Gen):
 				w.net |= genBit(e.Gen, msgReadyYes)
 			default:
-				w.ack = e.Gen
+				w.acks |= 1 << e.Gen
 			}
 		case SendFence:
 			w.net |= genBit(e.Gen, msgFence)
@@ -413,14 +413,26 @@ func (w *world) dialled() (n int) {
 }
 
 // report tells the registry what became of a ready acknowledgement.
-func (w *world) report(sent bool) {
-	gen := w.ack
-	w.ack = 0
+func (w *world) report(gen uint64, sent bool) {
+	w.acks &^= 1 << gen
+	highest, _ := w.r.Owner("n1")
+	before := w.coreKey()
 	if sent {
 		w.net |= genBit(gen, msgReadyYes)
 		w.registry(epoch, ReadyAckSent{"n1", gen})
 	} else {
 		w.registry(epoch, ReadyAckFailed{"n1", gen})
+	}
+	if gen < highest && w.coreKey() != before {
+		breach("F5: the acknowledgement of %d changed what %d has", gen, highest)
+	}
+}
+
+func (w *world) reportAll() {
+	for gen := uint64(1); gen <= maxGen; gen++ {
+		if w.acks&(1<<gen) != 0 {
+			w.report(gen, true)
+		}
 	}
 }
 
@@ -444,17 +456,17 @@ func (w *world) moves(gens int) []move {
 			add(fmt.Sprintf("lose %d", bit), func(w *world) { w.drops--; w.net &^= 1 << bit })
 		}
 	}
-	if w.ack != 0 {
-		add("ack sent", func(w *world) { w.report(true) })
-		if w.fails > 0 {
-			add("ack failed", func(w *world) { w.fails--; w.report(false) })
-		}
-	}
 	// A session that is thought dead may live on beside the next.
 	if w.dialled() < gens {
 		add("dial", func(w *world) { w.dial() })
 	}
 	for gen := uint64(1); int(gen) <= gens; gen++ {
+		if w.acks&(1<<gen) != 0 {
+			add("ack sent", func(w *world) { w.report(gen, true) })
+			if w.fails > 0 {
+				add("ack failed", func(w *world) { w.fails--; w.report(gen, false) })
+			}
+		}
 		switch s := w.sessions[gen]; s {
 		case none, dead:
 			continue
@@ -463,7 +475,7 @@ func (w *world) moves(gens int) []move {
 				add("register again", func(w *world) { w.net |= genBit(gen, msgRegister) })
 			}
 		case asking:
-			if w.ack != gen && w.net&(genBit(gen, msgReady)|genBit(gen, msgReadyYes)|genBit(gen, msgReadyNo)) == 0 {
+			if w.acks&(1<<gen) == 0 && w.net&(genBit(gen, msgReady)|genBit(gen, msgReadyYes)|genBit(gen, msgReadyNo)) == 0 {
 				add("ask again", func(w *world) { w.net |= genBit(gen, msgReady) })
 			}
 		}
@@ -537,9 +549,7 @@ func (w *world) bound() {
 // has its end (LIVE1, LIVE2).
 func (w *world) calm() {
 	for range 12 {
-		if w.ack != 0 {
-			w.report(true)
-		}
+		w.reportAll()
 		alive := uint64(0)
 		for gen := uint64(1); gen <= maxGen; gen++ {
 			switch w.sessions[gen] {
@@ -584,9 +594,7 @@ func (w *world) calm() {
 			bit := bits.TrailingZeros64(net)
 			w.net &^= 1 << bit
 			w.deliver(bit)
-			if w.ack != 0 {
-				w.report(true)
-			}
+			w.reportAll()
 		}
 		w.check()
 	}

@@ -150,6 +150,34 @@ func TestTrap04SessionEndsBeforeTheAcknowledgement(t *testing.T) {
 	}
 }
 
+// The cores' half: what is new in B is held back until the Node applied it; the
+// loop pushes after node.connected, which comes after the acknowledgement.
+//
+// Contract: R6 R11 C5
+func TestTrap05ReloadWhilePending(t *testing.T) {
+	l := newLoop(t, 1)
+	l.register("n1", 1)
+	b := pool.Config{
+		Adapters: []pool.Adapter{{Node: "n1", Name: "a", Capacity: 1}, {Node: "n1", Name: "b", Capacity: 1, Held: true}},
+		Providers: []pool.Provider{
+			{ID: "p1", Node: "n1", Adapter: "a", Target: "m"}, {ID: "new", Node: "n1", Adapter: "b", Target: "m"},
+		},
+		Groups: []pool.Group{{Name: "m", Candidates: []pool.Candidate{{Provider: "p1"}, {Provider: "new"}}}},
+	}
+	l.pool(pool.SetConfig(b))
+	l.registry(ConfigChanged{Nodes: []string{"n1"}})
+	l.enqueue(1, "m")
+	l.enqueue(2, "m")
+	l.ready("n1", 1)
+	if last := l.sent[len(l.sent)-1]; last != "node.connected n1/1" || l.slots[1].Provider != "p1" || l.slots[2].ID != 0 {
+		t.Fatalf("granted %v, sent %q", l.slots, l.sent)
+	}
+	b.Adapters = []pool.Adapter{b.Adapters[0], {Node: "n1", Name: "b", Capacity: 1}}
+	if l.pool(pool.SetConfig(b)); l.slots[2].Provider != "new" {
+		t.Errorf("applied, and granted %v", l.slots)
+	}
+}
+
 // Both orders of a release and a close at once, again and again.
 //
 // Contract: F3 P8 P9

@@ -1,0 +1,176 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// one returns a pool of model m on node n1 with some places.
+func one(places int, q Queue) *Pool {
+	p := New()
+	p.Step(epoch, SetConfig(Config{
+		Adapters:  []Adapter{{Node: "n1", Name: "a", Capacity: places}},
+		Providers: []Provider{{Node: "n1", Adapter: "a", Target: "m"}},
+		Groups:    []Group{{Name: "m", Candidates: []Candidate{{Provider: "n1/a/m"}}}},
+		Queue:     q,
+	}), nil)
+	return p
+}
+
+// Contract: Q3 E7
+func TestA38QueueLimitHoldsInEveryState(t *testing.T) {
+	states := map[string]func(p *Pool){
+		"nobody there yet": func(*Pool) {},
+		"served already": func(p *Pool) {
+			p.Step(epoch, Activate("n1", 1), nil)
+			p.Step(epoch, Enqueue(&Request{Waiter: 100, Model: "m", Principal: "alice"}), nil)
+		},
+		"node gone": func(p *Pool) {
+			p.Step(epoch, Activate("n1", 1), nil)
+			p.Step(epoch, Fence("n1", 1, "closed"), nil)
+		},
+		"draining": func(p *Pool) {
+			p.Step(epoch, Activate("n1", 1), nil)
+			p.Step(epoch, SetDraining("n1", 0, true), nil)
+		},
+		"overlaid": func(p *Pool) {
+			p.Step(epoch, Activate("n1", 1), nil)
+			p.Step(epoch, Overlay("n1/a/m", 1, true), nil)
+		},
+	}
+	for name, prepare := range states {
+		t.Run(name, func(t *testing.T) {
+			p := one(1, Queue{Depth: 1})
+			prepare(p)
+			full := 0
+			for i := range 6 {
+				for _, e := range p.Step(epoch, Enqueue(&Request{Waiter: WaiterID(i), Model: "m", Principal: "alice"}), nil) {
+					if !errors.Is(e.Err, ErrQueueFull) {
+						t.Errorf("%+v", e)
+					}
+					full++
+				}
+			}
+			if full != 5 || p.Snapshot().Waiting != 1 {
+				t.Errorf("%d refused at once, %d wait", full, p.Snapshot().Waiting)
+			}
+		})
+	}
+}
+
+// What a peer lists is cleaned and bounded.
+//
+// Contract: Z5 P1
+func TestAdoptedTargetsAreBounded(t *testing.T) {
+	p := New()
+	p.Step(epoch, SetConfig(Config{Auto: true, Adapters: []Adapter{{Node: "n1", Name: "a"}}}), nil)
+	p.Step(epoch, Activate("n1", 1), nil)
+	good := []string{"llama3.2:3b", "org/model name", "modèle"}
+	bad := []string{"", "a\nb", "a\x00", "\xff", strings.Repeat("x", maxTargetName+1), good[0]}
+	p.Step(epoch, AdoptTargets("n1", 1, "a", slices.Concat(bad, good, good)), nil)
+	var names []string
+	for _, m := range p.Models() {
+		names = append(names, m.Name)
+	}
+	if want := slices.Sorted(slices.Values(good)); !slices.Equal(names, want) {
+		t.Errorf("%q", names)
+	}
+	for round := range 40 {
+		many := make([]string, 2*maxTargets)
+		for i := range many {
+			many[i] = fmt.Sprintf("m-%d-%d", round, i)
+		}
+		p.Step(epoch.Add(time.Hour), AdoptTargets("n1", 1, "a", many), nil)
+		if len(p.Models()) != maxTargets || len(p.firstSeen) > maxFirstSeen || len(p.providerPlaces) > maxTargets {
+			t.Fatalf("%d models, %d names, %d places", len(p.Models()), len(p.firstSeen), len(p.providerPlaces))
+		}
+	}
+}
+
+// A model that comes back keeps the time it was first seen.
+func TestModelsKeepTheirTime(t *testing.T) {
+	p := New()
+	p.Step(epoch, SetConfig(Config{Auto: true, Adapters: []Adapter{{Node: "n1", Name: "a"}}}), nil)
+	p.Step(epoch, Activate("n1", 1), nil)
+	p.Step(epoch, AdoptTargets("n1", 1, "a", []string{"b", "a"}), nil)
+	first := p.Models()
+	p.Step(epoch.Add(time.Hour), AdoptTargets("n1", 1, "a", nil), nil)
+	if len(p.Models()) != 0 || len(first) != 2 || first[0].Name != "a" {
+		t.Fatalf("%v, then %v", first, p.Models())
+	}
+	p.Step(epoch.Add(2*time.Hour), AdoptTargets("n1", 1, "a", []string{"a", "c"}), nil)
+	want := []Model{{"a", epoch}, {"c", epoch.Add(2 * time.Hour)}}
+	if !slices.Equal(p.Models(), want) {
+		t.Errorf("%v", p.Models())
+	}
+}
+
+// A long request and the short ones that keep coming: it is served in its turn.
+//
+// Contract: Q2
+func TestShortRequestsDoNotStarveLongOnes(t *testing.T) {
+	p := New()
+	p.Step(epoch, SetConfig(Config{
+		Adapters:  []Adapter{{Node: "n1", Name: "a", Capacity: 2}},
+		Providers: []Provider{{Node: "n1", Adapter: "a", Target: "m", LongCapacity: 1}},
+		Groups:    []Group{{Name: "m", Candidates: []Candidate{{Provider: "n1/a/m"}}}},
+	}), nil)
+	p.Step(epoch, Activate("n1", 1), nil)
+	id := WaiterID(0)
+	var busy []Slot
+	follow := func(out []Effect) (long bool) {
+		for _, e := range out {
+			if e.Kind == Granted {
+				busy = append(busy, e.Slot)
+				long = long || e.Slot.Long
+			}
+		}
+		return long
+	}
+	add := func(principal string, long bool) bool {
+		id++
+		return follow(p.Step(epoch, Enqueue(&Request{Waiter: id, Model: "m", Principal: principal, Long: long}), nil))
+	}
+	add("short", false)
+	add("short", false)
+	for range 5 {
+		add("short", false)
+		add("long", true)
+	}
+	longs := 0
+	for range 40 {
+		add("short", false)
+		s := busy[0]
+		busy = busy[1:]
+		if follow(p.Step(epoch, ReturnSlot(s.ID, ByTerminal), nil)) {
+			longs++
+		}
+	}
+	if longs != 5 {
+		t.Errorf("%d of 5 long requests were served", longs)
+	}
+}
+
+func TestBreachesPanic(t *testing.T) {
+	for name, breach := range map[string]func(p *Pool){
+		"an id twice": func(p *Pool) {
+			for range 2 {
+				p.Step(epoch, Enqueue(&Request{Waiter: 1, Model: "m"}), nil)
+			}
+		},
+		"no event": func(p *Pool) { p.Step(epoch, Event{}, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if msg, _ := recover().(string); !strings.HasPrefix(msg, "BUG: pool") {
+					t.Errorf("recovered %q", msg)
+				}
+			}()
+			breach(one(1, Queue{}))
+		})
+	}
+}
