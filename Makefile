@@ -63,5 +63,9 @@ fuzz:
 bench: build
 	test/bench/product.sh
 
+# A real Ollama with a tiny scripted model behind the product, the Go SDKs as callers.
+ollama: build
+	test/clients/ollama.sh
+
 clean:
 	rm -rf bin

@@ -107,3 +107,27 @@ func (f *File) Complete() error {
 
 // Validate reports every fault, as Faults. Files that are named are not opened.
 func (f *File) Validate() error { return f.validate().err() }
+
+// LoadSingle is Load for a process that is broker, Edge and Node at once. Such a
+// file has the sections broker and edge, be they empty.
+func LoadSingle(path string) (*File, error) {
+	file, err := Load(path)
+	var faults Faults
+	if err != nil && !errors.As(err, &faults) {
+		return nil, err
+	}
+	if data, readErr := os.ReadFile(path); readErr == nil {
+		var sections map[string]yaml.Node
+		if yaml.Unmarshal(data, &sections) == nil {
+			for _, name := range []string{"broker", "edge"} {
+				if _, ok := sections[name]; !ok {
+					return nil, Faults{{
+						File: path, Line: 1, Path: name,
+						Message: "the section is missing: iop up is broker, edge and node in one process, so both broker and edge must be there (broker: {} is enough)",
+					}}
+				}
+			}
+		}
+	}
+	return file, err
+}

@@ -36,7 +36,7 @@ built-in demo model is offered while there is none. It prints the URL, a key and
 			}
 			o.Folder = folder
 			if file != "" {
-				if o.File, err = configs.LoadPartial(file); err != nil {
+				if o.File, err = configs.LoadSingle(file); err != nil {
 					return err
 				}
 			}
