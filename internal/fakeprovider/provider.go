@@ -178,7 +178,7 @@ func (p *Provider) accept() {
 			return
 		}
 		p.accepted++
-		l := &link{p: p, c: c, br: bufio.NewReader(c), number: p.accepted, idle: true}
+		l := &link{p: p, c: c, br: bufio.NewReader(c), number: p.accepted, gone: make(chan struct{}), idle: true}
 		p.conns[l] = struct{}{}
 		p.handlers.Go(l.serve)
 		p.mu.Unlock()
@@ -191,8 +191,12 @@ type link struct {
 	c      net.Conn
 	br     *bufio.Reader
 	number int
-	idle   bool // guarded by Provider.mu
+	over   sync.Once
+	gone   chan struct{} // closed when the peer has gone, or the connection is closed
+	idle   bool          // guarded by Provider.mu
 }
+
+func (l *link) end() { l.over.Do(func() { close(l.gone) }) }
 
 func (l *link) setIdle(idle bool) {
 	l.p.mu.Lock()
@@ -205,6 +209,7 @@ var errOver = errors.New("the connection is over")
 func (l *link) serve() {
 	defer func() {
 		_ = l.c.Close() // or it was
+		l.end()
 		l.p.mu.Lock()
 		delete(l.p.conns, l)
 		l.p.mu.Unlock()
@@ -228,13 +233,10 @@ func (l *link) one() error {
 	if err != nil {
 		return err
 	}
-	gone := make(chan struct{})
-	req.Gone = gone
 	s := l.p.script()
-	x := &Exchange{Request: req, link: l, gone: gone}
+	x := &Exchange{Request: req, link: l}
 	if !s.early {
 		if err := x.readBody(); err != nil {
-			close(gone)
 			return err
 		}
 	}
@@ -252,19 +254,15 @@ func (l *link) one() error {
 			x.watch()
 		}
 	}
-	if err == nil {
-		l.setIdle(true)
-		err = <-x.watched // the next request's first byte, or the end
-	} else {
+	if err != nil {
 		_ = l.c.Close() // ends the watch
 		if x.watched != nil {
 			<-x.watched
 		}
+		return err
 	}
-	if err != nil && x.watched == nil {
-		close(gone)
-	}
-	return err
+	l.setIdle(true)
+	return <-x.watched // the next request's first byte, or the end
 }
 
 func (p *Provider) script() script {
@@ -323,7 +321,7 @@ func (l *link) head() (*Request, error) {
 	if len(r.TransferEncoding) > 0 {
 		r.Header["Transfer-Encoding"] = r.TransferEncoding
 	}
-	return &Request{Method: r.Method, Path: path, RawQuery: query, Header: r.Header, Head: head, Conn: l.number}, nil
+	return &Request{Method: r.Method, Path: path, RawQuery: query, Header: r.Header, Head: head, Conn: l.number, Gone: l.gone}, nil
 }
 
 func headValue(head []byte, name string) string {
@@ -364,11 +362,11 @@ func (x *Exchange) readBody() error {
 func (x *Exchange) watch() {
 	watched := make(chan error, 1) // one value, read by one
 	x.watched = watched
-	gone, br := x.gone, x.link.br
-	x.link.p.handlers.Go(func() {
-		_, err := br.Peek(1)
+	l := x.link
+	l.p.handlers.Go(func() {
+		_, err := l.br.Peek(1)
 		if err != nil {
-			close(gone)
+			l.end()
 		}
 		watched <- err
 	})

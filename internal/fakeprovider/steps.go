@@ -12,7 +12,6 @@ import (
 type Exchange struct {
 	Request  *Request
 	link     *link
-	gone     chan struct{}
 	watched  chan error // what ended the quiet after the request; nil: the body was not read yet
 	bodyRead bool
 }
@@ -78,7 +77,7 @@ func Wait(ch <-chan struct{}) Step {
 		select {
 		case <-ch:
 			return nil
-		case <-x.gone:
+		case <-x.link.gone:
 			return errOver
 		case <-x.link.p.done:
 			return errOver
