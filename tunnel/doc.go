@@ -30,6 +30,23 @@
 //	I7  Credit only grows, and never by more than the window beyond what was
 //	    consumed (J7).
 //
+// What both sides count alike: a frame costs its body plus wire.FrameOverhead,
+// whatever its kind, and the costs add up to the offset that credit is about.
+// Body must fit the credit. Frames without a body may go ControlReserve beyond
+// it, the terminal TerminalReserve; what such frames hold beside a body (headers,
+// a usage) is bounded by the shell, which lets each kind come as often as T3 says.
+// Where no grant has crossed the wire yet, both sides begin with wire.MinWindow.
+//
+// A sender that has everything acknowledged and no credit for a full frame keeps
+// its last frame and repeats it, ever more rarely: the receiver answers any
+// duplicate with its acknowledgement, so a lost grant cannot stop a stream.
+//
+// What a shell owes: FrameReceived when the frame arrives, and the
+// acknowledgement when it is due, even while the stream's reader blocks: a slow
+// reader holds back Consumed and nothing else. A shell that acknowledges from
+// the reader's goroutine would make a slow caller look like a dead peer after
+// GiveUp.
+//
 // Left to others: which stream a message belongs to, generations, batching of
 // acknowledgements into messages, memory budgets over many streams, remembering
 // finished ids.

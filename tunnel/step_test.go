@@ -282,18 +282,65 @@ func TestI7WindowOfASlowSourceStays(t *testing.T) {
 	}
 }
 
-// Only acknowledgements are lost, and among them every grant a starved sender
-// waits for, until the reader has long been done.
+// The sender is starved, all it sent is acknowledged, and every grant the reader
+// then earns it is lost: only its probe can get things going again.
 //
 // Contract: J7
 func TestLostCreditDoesNotStopAStream(t *testing.T) {
-	m := run(t, 100, wire.MaxBody, faults{ends: 3 * time.Second, cutFrom: 2 * time.Millisecond, cut: 3 * time.Second, silentCut: true, delay: time.Millisecond})
-	if took := m.doneAt.Sub(t0); took > 15*time.Second {
+	m := run(t, 20, wire.MaxBody, faults{
+		delay: time.Millisecond, stallUntil: time.Second, silentCut: true,
+		cutFrom: 900 * time.Millisecond, cut: 600 * time.Millisecond, ends: 1500 * time.Millisecond,
+	})
+	if took := m.doneAt.Sub(t0); took > 10*time.Second {
 		t.Errorf("done after %v", took)
 	}
+	// A pause without loss costs few probes.
 	m = run(t, 100, wire.MaxBody, faults{stallUntil: 5 * time.Minute, delay: time.Millisecond})
 	if m.sends > 250 {
 		t.Errorf("%d frames were sent for 101 while the reader paused", m.sends)
+	}
+}
+
+// Once all that was in doubt is acknowledged the pace is that of the credit again.
+func TestRecoveryEnds(t *testing.T) {
+	s := NewSender(SenderConfig{Credit: wire.MaxWindow})
+	s.Step(t0, body(s, 1), nil)
+	s.Step(t0, SendEvent{Kind: SendReconnected}, nil)
+	s.Step(t0, acked(1, s), nil)
+	for s.Room(wire.MaxBody) {
+		if n := count(s.Step(t0, body(s, wire.MaxBody), nil), SendFrame); n != 1 {
+			t.Fatalf("%d frames were sent for one offered", n)
+		}
+	}
+}
+
+// Digests are remembered for the last frames only; an older duplicate is taken
+// on trust, for it is not delivered anyway.
+//
+// Contract: J2
+func TestI1OldDuplicatesAreAcknowledged(t *testing.T) {
+	r := NewReceiver(ReceiverConfig{})
+	for seq := uint64(1); seq <= 3*digests; seq++ {
+		r.Step(t0, RecvEvent{Kind: FrameReceived, Seq: seq, Body: 1, Digest: seq}, nil)
+	}
+	for seq := uint64(1); seq <= 3*digests; seq++ {
+		out := r.Step(t0, RecvEvent{Kind: FrameReceived, Seq: seq, Body: 1, Digest: seq}, nil)
+		if len(out) != 1 || out[0].Kind != AckNow {
+			t.Fatalf("duplicate %d: %+v", seq, out)
+		}
+	}
+}
+
+func TestI7WindowIsBounded(t *testing.T) {
+	for _, c := range []struct{ window, most, want uint64 }{
+		{0, 0, wire.MinWindow},
+		{1, 0, 2 * MaxCost},
+		{1 << 40, 1 << 40, wire.MaxWindow},
+		{1 << 20, 1, 2 * MaxCost},
+	} {
+		if got := NewReceiver(ReceiverConfig{Window: c.window, MaxWindow: c.most}).Window(); got != c.want {
+			t.Errorf("window %d of at most %d became %d, want %d", c.window, c.most, got, c.want)
+		}
 	}
 }
 
