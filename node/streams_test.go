@@ -285,7 +285,7 @@ func TestCapacity(t *testing.T) {
 		listing, models := r.edge.open(func(q *iopv1.ProviderTunnelRequest) { q.Operation = opModels })
 		synctest.Wait()
 		r.edge.wantClass(fifth, string(wire.Capacity))
-		if len(r.edge.got(models)) != 1 {
+		if got := r.edge.got(models); len(got) != 1 || r.edge.class(models) != "" {
 			t.Error("listing models needs a slot")
 		}
 		for _, run := range append(runs, listing) {
@@ -353,9 +353,9 @@ func TestTrap16CancelOrders(t *testing.T) {
 		r.edge.wantClass(a2, "")
 		r.edge.cancel(first) // after the terminal
 		pass(time.Second)
-		r.edge.cancel(first)                      // after it was forgotten
-		for _, id := range []string{"", second} { // empty, and another's
-			r.edge.send(r.session(), subjects.Cancel, early, &iopv1.CancelRequest{RunId: id})
+		r.edge.cancel(first)                     // after it was forgotten
+		for _, id := range []string{"", first} { // empty, and another's
+			r.edge.send(r.session(), subjects.Cancel, second, &iopv1.CancelRequest{RunId: id})
 		}
 		synctest.Wait()
 		r.edge.wantClass(a1, string(wire.Cancelled))
@@ -486,6 +486,32 @@ func TestTrap13ProviderThatDoesNotReturn(t *testing.T) {
 		r.edge.wantClass(c, "END")
 		if got := r.edge.got(a); len(got) != 2 {
 			t.Errorf("of the first: %s", describe(got))
+		}
+	})
+}
+
+// The first terminal made wins, also while nobody has acknowledged it.
+//
+// Contract: J4 W9
+func TestOneTerminal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		r := newRig(t, options{exchange: func(_ context.Context, _ agent.Exchange, sink agent.Sink) error {
+			must(t, sink.Start(200, nil, -1))
+			<-release
+			return nil
+		}}).ready()
+		defer r.finish()
+		run, a := r.edge.open(nil)
+		<-a.started
+		r.edge.with(func() { a.mute = true })
+		r.edge.cancel(run)
+		pass(wire.CloseGrace + time.Millisecond)
+		close(release)
+		synctest.Wait()
+		r.edge.wantClass(a, string(wire.Cancelled))
+		if got := r.edge.got(a); len(got) != 2 {
+			t.Errorf("%s", describe(got))
 		}
 	})
 }
