@@ -78,7 +78,7 @@ type Node struct {
 
 // New checks cfg and deps and starts nothing.
 func New(cfg configs.Node, deps Deps) (*Node, error) {
-	policy, err := session.PolicyOf(cfg.Reconnect)
+	policy, err := session.PolicyOf(cfg.Reconnect.MaxAttempts, cfg.Reconnect.IntervalSec)
 	if err != nil {
 		return nil, err
 	}

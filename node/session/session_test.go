@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
-
-	"github.com/iop-fabric/iop/configs"
 )
 
 func at(n int) *int { return &n }
@@ -32,7 +30,7 @@ func TestTrap20Policy(t *testing.T) {
 		"no interval, no end":  {at(0), at(0), Policy{}, "interval_sec"},
 		"huge":                 {nil, at(1 << 40), Policy{}, "interval_sec"},
 	} {
-		got, err := PolicyOf(configs.Reconnect{MaxAttempts: c.attempts, IntervalSec: c.interval})
+		got, err := PolicyOf(c.attempts, c.interval)
 		switch {
 		case c.wrong == "" && (err != nil || got != c.want):
 			t.Errorf("%s: %v, %v", name, got, err)

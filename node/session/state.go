@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire"
 )
@@ -57,17 +56,18 @@ type Policy struct {
 	Interval    time.Duration
 }
 
-// PolicyOf reads the policy an operator wrote; what was omitted has its default.
-func PolicyOf(r configs.Reconnect) (Policy, error) {
+// PolicyOf reads the policy an operator wrote; what was omitted, nil, has its
+// default.
+func PolicyOf(maxAttempts, intervalSec *int) (Policy, error) {
 	p := Policy{MaxAttempts: DefaultMaxAttempts, Interval: DefaultInterval}
-	if r.MaxAttempts != nil {
-		p.MaxAttempts = *r.MaxAttempts
+	if maxAttempts != nil {
+		p.MaxAttempts = *maxAttempts
 	}
-	if r.IntervalSec != nil {
-		if *r.IntervalSec > int(24*time.Hour/time.Second) {
+	if intervalSec != nil {
+		if *intervalSec > int(24*time.Hour/time.Second) {
 			return Policy{}, errors.New("reconnect.interval_sec: more than a day")
 		}
-		p.Interval = time.Duration(*r.IntervalSec) * time.Second
+		p.Interval = time.Duration(*intervalSec) * time.Second
 	}
 	switch {
 	case p.MaxAttempts < 0:
