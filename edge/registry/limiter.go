@@ -23,13 +23,22 @@ type session struct {
 }
 
 // limiter remembers when each session was last told, for fenceEvery.
-type limiter struct{ last map[session]time.Time }
+type limiter struct {
+	last  map[session]time.Time
+	swept time.Time // when those of long ago were last forgotten
+}
 
 func (l *limiter) allow(now time.Time, s session) bool {
 	if at, ok := l.last[s]; ok && now.Sub(at) < fenceEvery {
 		return false
 	}
 	if len(l.last) >= maxLimited {
+		// One sweep for each fenceEvery: a flood of strangers must not make each of
+		// its messages cost one.
+		if now.Sub(l.swept) < fenceEvery {
+			return false
+		}
+		l.swept = now
 		maps.DeleteFunc(l.last, func(_ session, at time.Time) bool { return now.Sub(at) >= fenceEvery })
 		if len(l.last) >= maxLimited {
 			return false
