@@ -82,7 +82,6 @@ func TestConfigTextQuotes(t *testing.T) {
 }
 
 // What is wrong with the configuration is said before anything starts.
-// Contract: D3
 func TestNewRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(f *fixture)
@@ -211,7 +210,6 @@ func TestCertificatesSwapInPlace(t *testing.T) {
 }
 
 // No seed, signature or nonce of any connection is ever logged.
-// Contract: L5
 func TestNoSecretIsLogged(t *testing.T) {
 	f := newFixture(t)
 	key := f.member("edge1", "node", "n1")

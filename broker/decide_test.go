@@ -222,7 +222,6 @@ func FuzzDecide(f *testing.F) {
 	})
 }
 
-// Contract: Z1
 func TestHandshakeReasonsAreClosed(t *testing.T) {
 	for text, want := range map[string]refusal{
 		"tls: first record does not look like a TLS handshake":                      refusedNotSpeaking,

@@ -106,7 +106,7 @@ tls {
   verify: true
   min_version: "1.3"
   handshake_first: true
-  timeout: 5
+  timeout: 15  # a herd of dials shares two cores
 }
 system_account: %s
 accounts {

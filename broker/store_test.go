@@ -88,7 +88,7 @@ func TestStore(t *testing.T) {
 }
 
 // A list longer than a message comes in parts, each key once.
-// Contract: B10 J6
+// Contract: B10
 func TestStoreListsInParts(t *testing.T) {
 	f := newFixture(t).start()
 	nc := f.edge("edge1")
