@@ -446,7 +446,15 @@ func TestA62CancelWhileTheNodeSends(t *testing.T) {
 		if e.GetAcked() != 7 || e.GetCredit() <= wire.MinWindow {
 			t.Fatalf("%v", e)
 		}
-		n.send(a.RunID, errorOf(8, wire.Cancelled))
+		// What comes now is dropped on arrival, and granted anew as well.
+		for seq := uint64(8); seq < 14; seq++ {
+			n.send(a.RunID, frameOf(seq, body, chunk))
+		}
+		pass(time.Second)
+		if later := n.ack(a.RunID); later.GetAcked() != 13 || later.GetCredit() <= e.GetCredit() {
+			t.Fatalf("%v", later)
+		}
+		n.send(a.RunID, errorOf(14, wire.Cancelled))
 		synctest.Wait()
 		if r.how(a.Slot) != pool.ByTerminal {
 			t.Fatal(r.how(a.Slot))

@@ -18,7 +18,7 @@ func TestI1I2I3LifeGivesTheSlotBackOnce(t *testing.T) {
 		var (
 			l                             life
 			gives, cancels, removes, ends int
-			fenced, terminal, left        bool
+			fenced, terminal              bool
 		)
 		apply := func(o orders) {
 			if o.give != 0 {
@@ -72,7 +72,6 @@ func TestI1I2I3LifeGivesTheSlotBackOnce(t *testing.T) {
 					continue // Do stays while nothing ended the attempt
 				}
 				apply(l.leave())
-				left = true
 			}
 			if had != nil && l.cut != had {
 				t.Fatal("what ended the caller's side first does not stand")
@@ -87,7 +86,6 @@ func TestI1I2I3LifeGivesTheSlotBackOnce(t *testing.T) {
 			apply(l.leave())
 		}
 		apply(l.terminal())
-		_ = left
 		if l.state != over || removes != 1 || ends != 1 || cancels > 1 {
 			t.Fatalf("state %d, removed %d, over %d, cancels %d", l.state, removes, ends, cancels)
 		}

@@ -110,7 +110,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			ackDue = now.Add(d.cfg.AckDelay)
 		}
 		if stopped && d.live.Load() == 0 && !d.owes() {
-			d.log.Debug(eventReturnedLate)
+			d.log.Debug(eventStopped)
 			return result
 		}
 		timer.Reset(wait(now, ackDue, next))

@@ -73,5 +73,9 @@ func (m *metrics) terminal(err *wire.Error) {
 		m.terminals[""].Inc()
 		return
 	}
-	m.terminals[err.Class].Inc()
+	if c := m.terminals[err.Class]; c != nil { // a cause from outside may have a class of its own
+		c.Inc()
+	} else {
+		m.terminals[wire.Internal].Inc()
+	}
 }
