@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -636,26 +637,34 @@ func TestA19CancelClosesTheConnection(t *testing.T) {
 	}
 }
 
+// A small body is waited for before the provider is called, a large one after.
 // Contract: T6
 func TestCancelWhileTheRequestsBodyWaits(t *testing.T) {
-	p := fake.New(t)
-	a := newAdapter(t, Options{BaseURL: p.URL})
-	r, w := io.Pipe()
-	defer w.Close() //nolint:errcheck // a pipe's Close does not fail
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- a.Exchange(ctx, agent.Exchange{Operation: "chat_completions", Body: r, BodySize: 1 << 20}, new(answer))
-	}()
-	if _, err := w.Write(make([]byte, 8192)); err != nil { // the transport is reading
-		t.Fatal(err)
-	}
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Fatalf("got %v", err)
-	}
-	if _, err := w.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
-		t.Fatalf("the body can still be written: %v", err)
+	for _, size := range []int64{100, 1 << 20} {
+		p := fake.New(t)
+		a := newAdapter(t, Options{BaseURL: p.URL})
+		r, w := io.Pipe()
+		gone := errors.New("the caller has gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- a.Exchange(ctx, agent.Exchange{Operation: "chat_completions", Body: r, BodySize: size}, new(answer))
+		}()
+		if _, err := w.Write(make([]byte, size/2)); err != nil { // it is being read
+			t.Fatal(err)
+		}
+		cancel(gone)
+		select {
+		case err := <-done:
+			if !errors.Is(err, gone) {
+				t.Fatalf("%d bytes: got %v", size, err)
+			}
+		case <-time.After(hang):
+			t.Fatalf("%d bytes: the exchange does not end", size)
+		}
+		if _, err := w.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
+			t.Fatalf("%d bytes: the body can still be written: %v", size, err)
+		}
 	}
 }
 

@@ -66,11 +66,13 @@ func TestA69ClosedWhileIdle(t *testing.T) {
 	}
 }
 
-// Two requests 6 s apart, to a server that closes idle connections after 5 s.
+// Two requests 6 s apart, to a server that closes idle connections after 5 s:
+// the adapter has closed first, so no request can meet that close.
 func TestA69SixSecondsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ln := newPipes()
 		var conns, served int
+		var opened, closed time.Time
 		srv := &http.Server{
 			IdleTimeout: 5 * time.Second,
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -78,8 +80,12 @@ func TestA69SixSecondsApart(t *testing.T) {
 				_, _ = io.Copy(w, r.Body) // the test reads what came
 			}),
 			ConnState: func(_ net.Conn, s http.ConnState) {
-				if s == http.StateNew {
+				switch s {
+				case http.StateNew:
 					conns++
+					opened = time.Now()
+				case http.StateClosed:
+					closed = time.Now()
 				}
 			},
 		}
@@ -96,6 +102,9 @@ func TestA69SixSecondsApart(t *testing.T) {
 			}
 			<-time.After(6 * time.Second)
 			synctest.Wait()
+			if idle := closed.Sub(opened); idle != idleTimeout || idle >= srv.IdleTimeout {
+				t.Errorf("the connection was closed after %v", idle)
+			}
 		}
 		if conns != 3 || served != 3 {
 			t.Errorf("%d connections, %d served", conns, served)
