@@ -21,7 +21,7 @@ func benchRig(b *testing.B) (*rig, *fakeNode) {
 	r := newRig(b, Config{})
 	n := r.node("n", 1)
 	go func() {
-		for range n.requests { //nolint:revive // drained
+		for range n.requests {
 		}
 	}()
 	b.Cleanup(func() { r.close(); close(n.requests) })

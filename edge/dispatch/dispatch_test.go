@@ -554,7 +554,7 @@ func TestTrap14SlotIsBackBeforeTheCallerIs(t *testing.T) {
 		}
 		n.mu.Unlock()
 		go func() {
-			for range n.requests { //nolint:revive // drained
+			for range n.requests {
 			}
 		}()
 		const calls = 10_000

@@ -202,7 +202,6 @@ type answer struct {
 	status  int
 	header  []*iopv1.Header
 	body    []byte
-	sum     [32]byte
 	trailer []*iopv1.Header
 	calls   []string
 	fail    error         // what Body answers
@@ -495,11 +494,13 @@ func (h *honest) message(m subjects.Message, data []byte) {
 					r.recv.Step(time.Now(), tunnel.RecvEvent{Kind: tunnel.Consumed, Body: len(f.Body)}, nil)
 				case tunnel.ReceiverFailed:
 					r.h.n.r.t.Errorf("body of %s: %v", r.run, ef.Err)
+				default:
 				}
 			}
 			a := r.recv.Ack()
 			h.n.sendAck(&iopv1.StreamAck_Entry{RunId: m.Run, Acked: a.Acked, Credit: a.Credit, Resend: a.Resend, Direction: "body"})
 		})
+	default:
 	}
 }
 
@@ -522,6 +523,7 @@ func (r *honestRun) step(ev tunnel.SendEvent) {
 			r.ended = true
 		case tunnel.SenderFailed:
 			r.ended = true
+		default:
 		}
 	}
 }
