@@ -49,7 +49,7 @@ type line struct {
 type entry struct {
 	class       *class
 	line        *line
-	turn        uint64 // tick of its last turn, or of its start: the lowest is next
+	turn        uint64 // tick of its line's last turn, or of its start: the lowest is next
 	used        int    // grants of this turn
 	index       int    // in class.turns
 	first, last *waiter
@@ -271,7 +271,8 @@ func (p *Pool) next(a *adapter) *waiter {
 	if pick == nil {
 		return nil
 	}
-	turn.served = p.nextTick()
+	tick := p.nextTick()
+	turn.served = tick
 	weight := max(p.cfg.Queue.Weights[pick.line.principal], 1)
 	var w *waiter
 	for _, e := range pick.line.entries {
@@ -283,7 +284,7 @@ func (p *Pool) next(a *adapter) *waiter {
 		}
 		// The line had its turn at this adapter, in all classes it serves.
 		if e.used++; e.used >= weight {
-			e.used, e.turn = 0, p.nextTick()
+			e.used, e.turn = 0, tick
 			heap.Fix(&e.class.turns, e.index)
 		}
 	}
