@@ -99,16 +99,14 @@ func (e *Edge) Ready() <-chan struct{} { return e.ready }
 // model is on offer for a second.
 func (e *Edge) Offers() <-chan struct{} { return e.offers }
 
-// Addr is where callers are served, AdminAddr where health and metrics are;
-// both after Ready.
-func (e *Edge) Addr() string      { return e.listener.Addr().String() }
+// Addr is where callers are served, after Ready.
+func (e *Edge) Addr() string { return e.listener.Addr().String() }
+
+// AdminAddr is where health and metrics are, after Ready.
 func (e *Edge) AdminAddr() string { return e.admin.Addr().String() }
 
 // Models lists what callers may ask for now.
 func (e *Edge) Models() []httpapi.Model { return e.loop.Models() }
-
-// errStopping ends what is still running when the grace of a stop is over.
-var errStopping = wire.Errorf(wire.SessionEnded, "the edge is stopping")
 
 // Run serves until ctx ends, then stops in order (I4).
 func (e *Edge) Run(ctx context.Context) error {

@@ -204,7 +204,7 @@ func (e *Edge) sendReadyAnswer(a registry.SendReadyAnswer) error {
 	if err != nil {
 		return err
 	}
-	return e.tell(subjects.Session{Edge: e.cfg.Name, Node: a.Node, Gen: a.Gen}, subjects.Ready, data)
+	return e.bus.Publish(subjects.Session{Edge: e.cfg.Name, Node: a.Node, Gen: a.Gen}.Down(subjects.Ready, ""), data)
 }
 
 func (e *Edge) sendFence(f registry.SendFence) {
@@ -227,12 +227,10 @@ func (e *Edge) sendHeartbeat(node string, gen uint64) {
 
 // tell publishes to a session. The loop does it itself, so that what a session
 // reads keeps the loop's order; the connection's write deadline bounds the wait.
-func (e *Edge) tell(s subjects.Session, v subjects.Verb, data []byte) error {
-	err := e.bus.Publish(s.Down(v, ""), data)
-	if err != nil {
-		e.metrics.busErrors.Inc()
+func (e *Edge) tell(s subjects.Session, v subjects.Verb, data []byte) {
+	if err := e.bus.Publish(s.Down(v, ""), data); err != nil {
+		e.metrics.busErrors.Inc() // the peer asks again, or is fenced
 	}
-	return err
 }
 
 func (e *Edge) connected(node string, gen uint64) {

@@ -115,7 +115,7 @@ func Start(t testing.TB, o Options) *Fabric {
 	ready := make(chan struct{})
 	go func() {
 		defer close(f.done)
-		f.err = f.Fabric.Run(ctx, func() { close(ready) })
+		f.err = f.Run(ctx, func() { close(ready) })
 	}()
 	t.Cleanup(f.Stop)
 	served := ready
@@ -269,7 +269,7 @@ func (f *Fabric) NodeConfig(name string) configs.Node {
 func (f *Fabric) StartNode(name string) (n *node.Node, stop func()) {
 	f.t.Helper()
 	cfg := f.NodeConfig(name)
-	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("daemon", name)
+	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: slog.LevelDebug})).With(slog.String("daemon", name))
 	n, err := up.NewNode(cfg, func() []string { return cfg.Broker.URLs }, log, nil)
 	must(f.t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -35,7 +35,7 @@ func NodeProcess() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", cfg.Name)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With(slog.String("process", cfg.Name))
 	n, err := up.NewNode(cfg, func() []string { return cfg.Broker.URLs }, log, nil)
 	if err == nil {
 		err = n.Run(ctx)

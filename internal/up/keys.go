@@ -153,7 +153,7 @@ func prepareAPIKey(f Folder) error {
 		return err
 	}
 	var b [24]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails
+	rand.Read(b[:]) // never fails
 	key := "sk-iop-" + base64.RawURLEncoding.EncodeToString(b[:])
 	return identity.WriteKeyFile(f.APIKey(), []byte(key+"\n"))
 }

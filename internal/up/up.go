@@ -111,10 +111,10 @@ func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
 	f := &Fabric{cfg: cfg, log: log, Metrics: prometheus.NewRegistry()}
 	f.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	var err error
-	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With("role", "broker"), Metrics: f.Metrics, Now: time.Now}); err != nil {
+	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With(slog.String("role", "broker")), Metrics: f.Metrics, Now: time.Now}); err != nil {
 		return nil, err
 	}
-	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{Dial: f.dialEdge, Log: log.With("role", "edge"), Metrics: f.Metrics}); err != nil {
+	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics}); err != nil {
 		return nil, err
 	}
 	urls := func() []string {
@@ -123,7 +123,7 @@ func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
 		}
 		return []string{f.Broker.ClientURL()}
 	}
-	if f.Node, err = NewNode(*cfg.Node, urls, log.With("role", "node"), f.Metrics); err != nil {
+	if f.Node, err = NewNode(*cfg.Node, urls, log.With(slog.String("role", "node")), f.Metrics); err != nil {
 		return nil, err
 	}
 	return f, nil
