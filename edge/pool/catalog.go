@@ -315,3 +315,17 @@ func cleanTargets(in []string) []string {
 	}
 	return out
 }
+
+// find returns the group that a caller's word for a model means: the one of that
+// name, or, for a name without a tag, that of its ":latest", as Ollama has it.
+func (p *Pool) find(model string) *group {
+	if g := p.groups[model]; g != nil && g.offered {
+		return g
+	}
+	if !strings.Contains(model, ":") {
+		if g := p.groups[model+":latest"]; g != nil && g.offered {
+			return g
+		}
+	}
+	return nil
+}

@@ -174,3 +174,22 @@ func TestBreachesPanic(t *testing.T) {
 		})
 	}
 }
+
+// Who says "llama" means "llama:latest" where that is what a provider lists, and
+// no other tag.
+func TestImpliedTag(t *testing.T) {
+	p := New()
+	now := time.Unix(0, 0)
+	p.Step(now, SetConfig(Config{Auto: true, Adapters: []Adapter{{Node: "n", Name: "a"}}}), nil)
+	p.Step(now, Activate("n", 1), nil)
+	p.Step(now, AdoptTargets("n", 1, "a", []string{"llama:latest", "llama:7b", "bare"}), nil)
+	for id, c := range []struct{ model, target string }{
+		{"llama", "llama:latest"}, {"llama:latest", "llama:latest"}, {"llama:7b", "llama:7b"}, {"bare", "bare"},
+		{"bare:latest", ""}, {"llama:8b", ""}, {"", ""},
+	} {
+		got := p.Step(now, Enqueue(&Request{Waiter: WaiterID(id + 1), Model: c.model}), nil)
+		if len(got) != 1 || got[0].Slot.Target != c.target || (c.target == "") != errors.Is(got[0].Err, ErrUnknownModel) {
+			t.Errorf("%q: %+v, want %q", c.model, got, c.target)
+		}
+	}
+}

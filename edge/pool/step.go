@@ -56,8 +56,8 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 	if p.stopping {
 		return refuse(ErrStopping)
 	}
-	g := p.groups[r.Model]
-	if g == nil || !g.offered {
+	g := p.find(r.Model)
+	if g == nil {
 		return refuse(ErrUnknownModel)
 	}
 	c := g.class(r.Operation, r.Long, r.Avoid)
@@ -83,7 +83,7 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 		wait = min(wait, r.MaxWait)
 	}
 	w := &waiter{
-		id: r.Waiter, model: r.Model, operation: r.Operation, principal: r.Principal, long: r.Long,
+		id: r.Waiter, model: g.name, operation: r.Operation, principal: r.Principal, long: r.Long,
 		avoid: slices.Clone(r.Avoid), since: now, deadline: now.Add(wait), at: p.nextTick(),
 	}
 	p.waiters[w.id] = w
