@@ -11,13 +11,10 @@ var (
 	errQuery = errors.New("the query holds bytes that no query has")
 )
 
-// maxEscapes is how often a path may be unescaped until it no longer changes;
-// a server behind a proxy may do it twice.
-const maxEscapes = 4
-
 // cleanPath returns p with one slash in front, or errPath unless p stays below
 // the base URL however often it is unescaped: no scheme, authority, dot
-// segment, empty segment, backslash, control character, query or fragment (Z2).
+// segment, empty segment, backslash, control character, query or fragment, and
+// nothing escaped twice (Z2).
 func cleanPath(p string) (string, error) {
 	p = strings.TrimPrefix(p, "/")
 	if p == "" {
@@ -31,32 +28,25 @@ func cleanPath(p string) (string, error) {
 	if first, _, _ := strings.Cut(p, "/"); strings.Contains(first, ":") {
 		return "", errPath // a scheme
 	}
-	layer := p
-	for range maxEscapes {
-		if !cleanLayer(layer) {
-			return "", errPath
-		}
-		next, err := url.PathUnescape(layer)
-		if err != nil {
-			if layer == p {
-				return "", errPath
-			}
-			break // a literal % that an escape stood for: nothing unescapes it again
-		}
-		if next == layer {
-			return "/" + p, nil
-		}
-		layer = next
-	}
-	if strings.Contains(layer, "%") && layerChanges(layer) {
-		return "", errPath // still not at its ground
+	plain, err := url.PathUnescape(p)
+	if err != nil || !cleanLayer(p) || !cleanLayer(plain) || holdsEscape(plain) {
+		return "", errPath
 	}
 	return "/" + p, nil
 }
 
-func layerChanges(s string) bool {
-	next, err := url.PathUnescape(s)
-	return err == nil && next != s
+// holdsEscape reports whether a server that unescapes twice would find anything.
+func holdsEscape(s string) bool {
+	for i := 0; i+2 < len(s); i++ {
+		if s[i] == '%' && hex(s[i+1]) && hex(s[i+2]) {
+			return true
+		}
+	}
+	return false
+}
+
+func hex(c byte) bool {
+	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'
 }
 
 func cleanLayer(s string) bool {

@@ -29,7 +29,7 @@ var dirty = []string{
 	"/a/../b", "/./a", "/a/.", "/%2e%2e/x", "/%2E./x", "/.%2e/x", "/a/%2e%2e%2fb", "/%252e%252e/x", "/%25252e%25252e/x",
 	"/%2525252525252e%2525252525252e/x", "/..%2fx", "/..;/x", "/..;a=b/x", "/%2e%2e;/x", "\\x", "/a\\b", "/a%5cb", "/a%255cb",
 	"/a\r\nX: y", "/a%0d%0ab", "/a%250d", "/a\x00", "/a%00", "/a b", "/a\tb", "/a?b", "/a#b", "/a%", "/a%2", "/a%zz", "/caf\xc3\xa9", "/a\x7f",
-	"/a/%2f/b", "/%2f%2fhost/x",
+	"/%2525252e", "/%25zz%252e%252e/x", "/a/%2f/b", "/%2f%2fhost/x",
 }
 
 // Whatever is taken stays below the base, however often a server unescapes it,
