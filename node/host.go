@@ -63,11 +63,11 @@ func (a *adapter) Start(ctx context.Context) (err error) {
 func (a *adapter) Stop(ctx context.Context) (err error) {
 	defer func() {
 		if recover() != nil {
-			a.log.Error(evPanic, keyAdapter, a.name)
+			a.log.Error(evPanic, slog.String(keyAdapter, a.name))
 		}
 	}()
 	if err = a.provider.Stop(ctx); err != nil {
-		a.log.Warn(evAdapter, keyAdapter, a.name, keyError, err)
+		a.log.Warn(evAdapter, slog.String(keyAdapter, a.name), slog.Any(keyError, err))
 	}
 	return err
 }
@@ -154,11 +154,11 @@ func (h *host) close(bound time.Duration) {
 	select {
 	case <-idle:
 	case <-ctx.Done():
-		h.log.Warn(evLeft, keyCount, h.open())
+		h.log.Warn(evLeft, slog.Int(keyCount, h.open()))
 	}
 	stopCtx, cancelStop := context.WithTimeout(context.Background(), bound)
 	defer cancelStop()
 	if err := h.registry.Stop(stopCtx); err != nil {
-		h.log.Warn(evAdapter, keyError, err)
+		h.log.Warn(evAdapter, slog.Any(keyError, err))
 	}
 }

@@ -132,6 +132,7 @@ func (l *link) event(n *Node, verb subjects.Verb, data []byte) (ev session.Event
 			break
 		}
 		ev.Kind, ev.Reason = session.FenceReceived, session.Reason(f.GetReason())
+	default: // the other verbs tell the core nothing
 	}
 	return ev, err == nil
 }

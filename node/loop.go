@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -126,7 +127,7 @@ func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
 		if ef.Reason == session.Fenced || ef.Reason == session.Superseded {
 			event = evFenced
 		}
-		n.log.Warn(event, keyGeneration, ef.Gen, keyReason, ef.Reason)
+		n.log.Warn(event, slog.Uint64(keyGeneration, ef.Gen), slog.Any(keyReason, ef.Reason))
 		n.failed(ef.Reason)
 		n.link = nil
 		n.end(l)
@@ -141,7 +142,7 @@ func (n *Node) dial(ctx context.Context) session.Event {
 	ctx, cancel := context.WithTimeout(ctx, dialBound)
 	defer cancel()
 	failed := func(why session.Reason, err error) session.Event {
-		n.log.Warn(evDialFailed, keyAttempt, n.core.Attempts(), keyReason, why, keyError, err)
+		n.log.Warn(evDialFailed, slog.Int(keyAttempt, n.core.Attempts()), slog.Any(keyReason, why), slog.Any(keyError, err))
 		n.failed(why)
 		return session.Event{Kind: session.DialFailed, Reason: why}
 	}
@@ -184,9 +185,10 @@ func (n *Node) applyConfig(l *link) session.Event {
 		err = n.host.apply(ctx, payload)
 	}
 	if err != nil {
-		n.log.Error(evBadConfig, keyGeneration, l.id.Gen, keyError, err)
+		n.log.Error(evBadConfig, slog.Uint64(keyGeneration, l.id.Gen), slog.Any(keyError, err))
 	} else {
-		n.log.Info(evConfig, keyGeneration, l.id.Gen, keyRevision, l.answer.GetConfig().GetRevision(), keyCount, len(payload.GetAdapters()))
+		n.log.Info(evConfig, slog.Uint64(keyGeneration, l.id.Gen),
+			slog.Uint64(keyRevision, l.answer.GetConfig().GetRevision()), slog.Int(keyCount, len(payload.GetAdapters())))
 	}
 	l.answer = nil // it is large, and done with
 	return session.Event{Kind: session.Applied, Gen: l.id.Gen, OK: err == nil}
@@ -215,5 +217,5 @@ func (n *Node) observe(was session.State) {
 		ready = 1
 	}
 	n.metrics.ready.Set(ready)
-	n.log.Info(evState, keyState, is.String(), keyGeneration, n.core.Generation())
+	n.log.Info(evState, slog.String(keyState, is.String()), slog.Uint64(keyGeneration, n.core.Generation()))
 }

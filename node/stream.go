@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"io"
+	"log/slog"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -122,9 +123,8 @@ func (st *stream) frame(f *iopv1.ProviderTunnelFrame, terminal bool) bool {
 	return true
 }
 
-// fail ends the stream with an ERROR, unless it has ended already; it reports
-// whether it did.
-func (st *stream) fail(why *wire.Error) bool {
+// fail ends the stream with an ERROR, unless it has ended already.
+func (st *stream) fail(why *wire.Error) {
 	f := iopv1.ProviderTunnelFrame{
 		Kind: iopv1.ProviderTunnelFrame_ERROR, Error: why.Message, ErrorClass: string(why.Class),
 		TimestampUnixNanos: time.Now().UnixNano(),
@@ -132,11 +132,9 @@ func (st *stream) fail(why *wire.Error) bool {
 	if f.Error == "" {
 		f.Error = "failed: " + f.ErrorClass
 	}
-	if !st.frame(&f, true) {
-		return false
+	if st.frame(&f, true) {
+		st.all.ended(st, why)
 	}
-	st.all.ended(st, why)
-	return true
 }
 
 // drop ends the stream without a word: its session is over, or Edge left it.
@@ -187,7 +185,7 @@ func (st *stream) serve(u use, req *iopv1.ProviderTunnelRequest, body io.Reader,
 func (st *stream) exchange(ex agent.Exchanger, e agent.Exchange, s *sink) (err error) {
 	defer func() {
 		if recover() != nil { // the value is the adapter's and may hold anything
-			st.all.log.Error(evPanic, keyRun, st.run, keyStack, string(debug.Stack()))
+			st.all.log.Error(evPanic, slog.String(keyRun, st.run), slog.String(keyStack, string(debug.Stack())))
 			err = errPanicked
 		}
 	}()

@@ -501,7 +501,7 @@ func (s *streams) send(now time.Time, st *stream, ev tunnel.SendEvent) {
 		case tunnel.SenderDone:
 			s.forget(now, st)
 		case tunnel.SenderFailed:
-			s.log.Warn(evStream, keyRun, st.run, keyClass, ef.Err.Class, keyError, ef.Err)
+			s.log.Warn(evStream, slog.String(keyRun, st.run), slog.Any(keyClass, ef.Err.Class), slog.Any(keyError, ef.Err))
 			st.drop(ef.Err)
 			s.forget(now, st)
 		}
@@ -542,7 +542,7 @@ func (s *streams) receive(now time.Time, st *stream, ev tunnel.RecvEvent) (deliv
 			s.owe(st, now)
 			st.bodyOwed = true
 		case tunnel.ReceiverFailed:
-			s.log.Warn(evStream, keyRun, st.run, keyClass, ef.Err.Class, keyError, ef.Err)
+			s.log.Warn(evStream, slog.String(keyRun, st.run), slog.Any(keyClass, ef.Err.Class), slog.Any(keyError, ef.Err))
 			s.breakOff(now, st, ef.Err)
 		}
 	}
@@ -688,7 +688,8 @@ func (s *streams) ended(st *stream, why *wire.Error) {
 	}
 	s.metrics.terminals[class].Inc()
 	if s.log.Enabled(s.ctx, level) {
-		s.log.Log(s.ctx, level, evTunnel, keyRun, st.run, keyClass, class, keyDuration, time.Since(st.began))
+		s.log.LogAttrs(s.ctx, level, evTunnel, slog.String(keyRun, st.run), slog.Any(keyClass, class),
+			slog.Duration(keyDuration, time.Since(st.began)))
 	}
 }
 

@@ -46,6 +46,7 @@ func ReasonOf(word string, otherwise Reason) Reason {
 	switch Reason(word) {
 	case Superseded, Duplicate:
 		return Reason(word)
+	default:
+		return otherwise
 	}
-	return otherwise
 }

@@ -197,7 +197,8 @@ type Core struct {
 // New makes a core that has not begun: Started does.
 func New(cfg Config) *Core { return &Core{cfg: cfg.withDefaults()} }
 
-// State, Since, Generation and Attempts are for status.
+// State is where the session stands. It is for status, as are Since, Generation
+// and Attempts.
 func (c *Core) State() State { return c.state }
 
 // Since is when the state was entered.

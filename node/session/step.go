@@ -105,6 +105,7 @@ func (c *Core) inSession(now time.Time, ev Event, out []Effect) []Effect {
 		if c.state == Draining {
 			return c.end(now, Stopped, ev.Rand, out)
 		}
+	default: // Step takes the rest, in a session or not
 	}
 	return out
 }
@@ -136,6 +137,7 @@ func (c *Core) deadline(now time.Time, ev Event, out []Effect) []Effect {
 			c.cut, c.due = true, now.Add(c.cfg.CutBound)
 			out = append(out, Effect{Kind: CutRest, Gen: c.gen})
 		}
+	case Dialling, Closed: // nothing is due
 	}
 	if !c.beatAt.IsZero() && !now.Before(c.beatAt) {
 		c.beatAt = now.Add(c.interval)
