@@ -35,7 +35,6 @@ type model struct {
 	unread    []int  // bodies delivered, not yet consumed
 	reading   bool
 	ackDue    bool
-	timer     time.Time
 	failure   string
 }
 
@@ -265,7 +264,7 @@ func (q timeline) Less(i, j int) bool {
 	return q[i].at.Before(q[j].at) || q[i].at.Equal(q[j].at) && q[i].order < q[j].order
 }
 func (q timeline) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *timeline) Push(x any)   { *q = append(*q, x.(entry)) } //nolint:forcetypeassert,errcheck // heap's
+func (q *timeline) Push(x any)   { *q = append(*q, x.(entry)) }
 func (q *timeline) Pop() any {
 	old := *q
 	last := old[len(old)-1]
