@@ -243,6 +243,7 @@ func kind(n *yaml.Node) string {
 		return "a list"
 	case yaml.AliasNode:
 		return "an alias"
+	default: // a scalar, told by its tag below
 	}
 	switch n.ShortTag() {
 	case "!!null":

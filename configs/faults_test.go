@@ -360,8 +360,14 @@ func TestDigest(t *testing.T) {
 		}
 	}
 	for _, k := range []APIKey{
-		{}, {File: path, Env: "KEY_OF_TEST"}, {SHA256: "sk-secret"}, {Env: "EMPTY_OF_TEST"}, {Env: "NOT_OF_TEST"},
-		{File: empty}, {File: huge}, {File: filepath.Join(t.TempDir(), "none")},
+		{},
+		{File: path, Env: "KEY_OF_TEST"},
+		{SHA256: "sk-secret"},
+		{Env: "EMPTY_OF_TEST"},
+		{Env: "NOT_OF_TEST"},
+		{File: empty},
+		{File: huge},
+		{File: filepath.Join(t.TempDir(), "none")},
 	} {
 		k.Name = "me"
 		if _, err := k.Digest(); err == nil || !strings.Contains(err.Error(), `key "me"`) || strings.Contains(err.Error(), "sk-secret") {

@@ -73,6 +73,6 @@ func readKey(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	return io.ReadAll(io.LimitReader(f, maxKey+3))
 }

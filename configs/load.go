@@ -24,7 +24,7 @@ func Load(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
@@ -90,7 +90,7 @@ func syntaxFault(name string, err error) Fault {
 	if m == nil {
 		return Fault{File: name, Message: "not YAML: " + err.Error()}
 	}
-	line, _ := strconv.Atoi(m[1]) //nolint:errcheck // no line in the message means no line here
+	line, _ := strconv.Atoi(m[1]) // no line in the message means no line here
 	text := strings.TrimPrefix(err.Error(), m[0])
 	if line > 0 && parserError.MatchString(text) {
 		line++ // the scanner's messages count lines from 1, the parser's from 0
