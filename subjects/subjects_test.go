@@ -298,8 +298,15 @@ func TestMatch(t *testing.T) {
 		filter, subject string
 		want            bool
 	}{
-		{"a.b", "a.b", true}, {"a.*", "a.b", true}, {"a.>", "a.b.c", true}, {"a.>", "a", false},
-		{"a.*", "a.b.c", false}, {"a.*", "a.>", false}, {"a.>", "a.>", true}, {"a.b", "a.*", false}, {"a.*.c", "a.b", false},
+		{"a.b", "a.b", true},
+		{"a.*", "a.b", true},
+		{"a.>", "a.b.c", true},
+		{"a.>", "a", false},
+		{"a.*", "a.b.c", false},
+		{"a.*", "a.>", false},
+		{"a.>", "a.>", true},
+		{"a.b", "a.*", false},
+		{"a.*.c", "a.b", false},
 	} {
 		if got := match(c.filter, c.subject); got != c.want {
 			t.Errorf("%s covers %s: %v", c.filter, c.subject, got)
