@@ -171,6 +171,7 @@ func openAIError(why reason, detail string) []byte {
 	case badModel, unknownModel, forbidden, unsupported:
 		param := "model"
 		e.Error.Param = &param
+	default: // no parameter is at fault
 	}
 	b, err := json.Marshal(e)
 	if err != nil {

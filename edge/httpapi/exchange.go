@@ -52,8 +52,10 @@ type exchange struct {
 }
 
 func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
-	x := &exchange{api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2,
-		began: a.now(), route: &otherRoute, length: -1}
+	x := &exchange{
+		api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2,
+		began: a.now(), route: &otherRoute, length: -1,
+	}
 	x.unread = !x.h2 && r.ContentLength != 0
 	// net/http drops a Content-Length that came beside Transfer-Encoding without a
 	// word. Where the next request begins must then matter to nobody (RFC 9112, 6.1).

@@ -191,6 +191,7 @@ func (s *scanner) scan(p []byte) bool {
 				continue
 			}
 			s.endValue() // and c is what follows
+		default: // between values: structure knows them
 		}
 		if c == ' ' || c == '\n' || c == '\t' || c == '\r' {
 			continue
@@ -289,11 +290,11 @@ func (s *scanner) beginValue(c byte, at int64) bool {
 		}
 		s.beginString(false, keep)
 	case 't':
-		s.state, s.literal, s.truth = inLiteral, "rue", true
+		s.state, s.literal, s.truth = inLiteral, "true"[1:], true
 	case 'f':
-		s.state, s.literal, s.truth = inLiteral, "alse", false
+		s.state, s.literal, s.truth = inLiteral, "false"[1:], false
 	case 'n':
-		s.state, s.literal, s.truth = inLiteral, "ull", false
+		s.state, s.literal, s.truth = inLiteral, "null"[1:], false
 	case '-':
 		s.state = afterMinus
 	case '0':
@@ -421,6 +422,7 @@ func (s *scanner) finish() (n named, why reason, detail string) {
 	switch s.state {
 	case afterZero, inInteger, inFraction, inExponent:
 		s.endValue()
+	default: // only a number ends without a byte that says so
 	}
 	switch {
 	case s.broken || s.state != atEnd:
