@@ -297,7 +297,7 @@ func (c *Conn) Request(ctx context.Context, subject string, data []byte) (bus.Ms
 	if err != nil {
 		return bus.Msg{}, err
 	}
-	defer s.Unsubscribe() //nolint:errcheck // never fails
+	defer s.Unsubscribe() // never fails
 	if err := c.publish(subject, reply, data); err != nil {
 		return bus.Msg{}, err
 	}

@@ -111,7 +111,7 @@ func (q queue) Less(i, j int) bool {
 	return q[i].due.Before(q[j].due)
 }
 func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)   { *q = append(*q, x.(queued)) } //nolint:forcetypeassert,errcheck // heap's
+func (q *queue) Push(x any)   { *q = append(*q, x.(queued)) }
 func (q *queue) Pop() any {
 	old := *q
 	last := old[len(old)-1]

@@ -61,7 +61,7 @@ func (d *dialer) keep(conn net.Conn) (net.Conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.aborted {
-		conn.Close() //nolint:errcheck,gosec // abandoned
+		conn.Close() // abandoned
 		return nil, errAborted
 	}
 	if !d.settled {
@@ -78,7 +78,7 @@ func (d *dialer) abort() {
 		d.cancel()
 	}
 	for _, conn := range d.opened {
-		conn.Close() //nolint:errcheck,gosec // abandoned
+		conn.Close() // abandoned
 	}
 	d.opened = nil
 }
@@ -136,7 +136,7 @@ func (c *pipeConn) Close() error {
 	last := c.last
 	c.mu.Unlock()
 	if last != nil {
-		_ = c.Conn.SetWriteDeadline(time.Now().Add(lastWrites))
+		_ = c.SetWriteDeadline(time.Now().Add(lastWrites))
 		<-last
 	}
 	return c.Conn.Close()

@@ -383,12 +383,12 @@ func TestClassifyTexts(t *testing.T) {
 	for text, want := range map[string]Reason{
 		"nats: expected 'PONG', got 'PING'":                                                    Busy,
 		"nats: tls error: connection closed by remote after TLS handshake: write: broken pipe": Busy,
-		"nats: tls error: EOF":                                                                 Busy,
-		"nats: Authorization Violation":                                                        Unauthorized,
-		"remote error: tls: bad certificate":                                                   TLSOwn,
-		"dial tcp: lookup x: no such host":                                                     Unreachable,
-		"read tcp: connection reset by peer":                                                   Closed,
-		"something new":                                                                        Other,
+		"nats: tls error: EOF":               Busy,
+		"nats: Authorization Violation":      Unauthorized,
+		"remote error: tls: bad certificate": TLSOwn,
+		"dial tcp: lookup x: no such host":   Unreachable,
+		"read tcp: connection reset by peer": Closed,
+		"something new":                      Other,
 	} {
 		if r := Classify(fmt.Errorf("dial broker: %w", errors.New(text))); r.Reason != want {
 			t.Errorf("%q is %q, want %q", text, r.Reason, want)
@@ -437,7 +437,7 @@ func TestN4NoSecretInErrors(t *testing.T) {
 
 func listen(t *testing.T) net.Listener {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
