@@ -34,8 +34,8 @@ func writeFile(path string, data []byte, mode os.FileMode) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			f.Close()           //nolint:errcheck // the first error is the one to tell
-			os.Remove(f.Name()) //nolint:errcheck // it may not exist any more
+			f.Close()           // the first error is the one to tell
+			os.Remove(f.Name()) // it may not exist any more
 		}
 	}()
 	// CreateTemp made it 0600: widening only comes after, never before, the write.
@@ -76,7 +76,7 @@ func readFile(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	switch {
 	case err != nil:

@@ -250,7 +250,7 @@ func TestI5NothingPrintsKeys(t *testing.T) {
 	leaks := []string{
 		d.String(), d.Text(16), string(ok(w.user.pair().Seed())), string(ok(w.curve.pair().Seed())),
 		strings.Split(string(ok(encodeKey(w.node.key.key()))), "\n")[1], w.ca.key().D.String(), //nolint:staticcheck // as above
-		fmt.Sprint(ok(w.user.pair().Seed())), fmt.Sprintf("%x", ok(w.user.pair().Seed())), fmt.Sprint(d.Bytes()), fmt.Sprint(d.Bits()),
+		fmt.Sprintf("%d", ok(w.user.pair().Seed())), fmt.Sprintf("%x", ok(w.user.pair().Seed())), fmt.Sprintf("%d", d.Bytes()), fmt.Sprint(d.Bits()),
 	}
 	hidden := struct {
 		nkey NKey
@@ -260,7 +260,8 @@ func TestI5NothingPrintsKeys(t *testing.T) {
 	}{*w.user, w.node, *w.node, *w.ca}
 	values := []any{
 		w.user, *w.user, w.curve, w.issuer, w.node, *w.node, w.ca, *w.ca, w.node.TLS(), hidden, &hidden,
-		[]*NKey{w.user}, map[string]Certificate{"c": *w.node},
+		[]*NKey{w.user},
+		map[string]Certificate{"c": *w.node},
 	}
 	var out bytes.Buffer
 	loggers := []*slog.Logger{slog.New(slog.NewTextHandler(&out, nil)), slog.New(slog.NewJSONHandler(&out, nil))}
@@ -269,7 +270,7 @@ func TestI5NothingPrintsKeys(t *testing.T) {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}
 		for _, l := range loggers {
-			l.Info("event", "value", v)
+			l.Info("event", slog.Any("value", v))
 		}
 	}
 	for _, v := range []any{w.user, *w.user, w.node, *w.node, w.ca, hidden} {

@@ -88,8 +88,11 @@ func refused(t *testing.T, err error, want string) {
 
 func TestIDRoundTrip(t *testing.T) {
 	for _, id := range []ID{
-		{"iop", "home", RoleNode, "desk"}, {"a.example", "e-1", RoleEdge, "gw_1"},
-		{"iop", "home", RoleLeaf, "l1"}, {"iop", "-", RoleBroker, "hub1"}, {"iop", "-", RoleService, "s"},
+		{"iop", "home", RoleNode, "desk"},
+		{"a.example", "e-1", RoleEdge, "gw_1"},
+		{"iop", "home", RoleLeaf, "l1"},
+		{"iop", "-", RoleBroker, "hub1"},
+		{"iop", "-", RoleService, "s"},
 	} {
 		got, err := ParseID(ok(url.Parse(id.String())))
 		if err != nil || got != id {
@@ -249,8 +252,16 @@ func TestI3TranscriptMovesNothing(t *testing.T) {
 		label string
 		parts []string
 	}{
-		{"l", nil}, {"l", []string{""}}, {"l", []string{"", ""}}, {"l", []string{"ab"}}, {"l", []string{"a", "b"}},
-		{"l", []string{"", "ab"}}, {"l", []string{"ab", ""}}, {"la", []string{"b"}}, {"", []string{"lab"}}, {"lab", nil},
+		{"l", nil},
+		{"l", []string{""}},
+		{"l", []string{"", ""}},
+		{"l", []string{"ab"}},
+		{"l", []string{"a", "b"}},
+		{"l", []string{"", "ab"}},
+		{"l", []string{"ab", ""}},
+		{"la", []string{"b"}},
+		{"", []string{"lab"}},
+		{"lab", nil},
 	} {
 		var parts [][]byte
 		for _, p := range c.parts {

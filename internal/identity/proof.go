@@ -24,7 +24,7 @@ const (
 // NewNonce returns the fresh nonce of one registration.
 func NewNonce() []byte {
 	b := make([]byte, NonceSize)
-	rand.Read(b) //nolint:errcheck // crypto/rand.Read never fails
+	rand.Read(b) // never fails
 	return b
 }
 
