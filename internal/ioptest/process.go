@@ -55,7 +55,7 @@ func (f *Fabric) SpawnNode(name string) (kill func()) {
 	var once sync.Once
 	kill = func() {
 		once.Do(func() {
-			p.Signal(syscall.SIGKILL) //nolint:errcheck // it may be gone already
+			p.Signal(syscall.SIGKILL) // it may be gone already
 		})
 	}
 	f.t.Cleanup(kill)
@@ -75,12 +75,12 @@ func (f *Fabric) SpawnNodeProcess(name string) *os.Process {
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
-		io.Copy(f.Log, stderr) //nolint:errcheck // ends with the process
+		io.Copy(f.Log, stderr) // ends with the process
 	}()
 	f.t.Cleanup(func() {
-		cmd.Process.Kill() //nolint:errcheck // it may be gone already
+		cmd.Process.Kill() // it may be gone already
 		<-copied
-		cmd.Wait() //nolint:errcheck // it was killed
+		cmd.Wait() // it was killed
 	})
 	return cmd.Process
 }

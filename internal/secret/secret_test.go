@@ -32,7 +32,7 @@ func TestI1NothingPrintsIt(t *testing.T) {
 	}
 	fmt.Fprintln(&out, s, &s, hidden)
 	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
-		slog.New(h).Info("event", "key", s, "pointer", &s, "struct", shown, slog.Group("g", "key", s))
+		slog.New(h).Info("event", slog.Any("key", s), slog.Any("pointer", &s), slog.Any("struct", shown), slog.Group("g", slog.Any("key", s)))
 	}
 	for _, v := range []any{s, &s, shown, hidden} {
 		if b, err := json.Marshal(v); err != nil {
