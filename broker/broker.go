@@ -222,7 +222,7 @@ func (b *Broker) Reload() error {
 	}
 	b.certs.Store(certs)
 	b.metrics.certificate.Set(float64(certs.until.Unix()))
-	b.log.Info(eventRotated, "until", certs.until)
+	b.log.Info(eventRotated, slog.Time("until", certs.until))
 	return nil
 }
 
@@ -347,7 +347,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	b.server, b.members = srv, s.members
 	b.url = clientURL(srv.Addr())
 	close(b.ready)
-	b.log.Info(eventReady, "url", b.url)
+	b.log.Info(eventReady, slog.String("url", b.url))
 
 	<-ctx.Done()
 	s.stop()
@@ -388,5 +388,5 @@ func (b *Broker) refuse(r refusal) {
 func (b *Broker) handshakeFailed(err error) {
 	r := handshakeRefusal(err)
 	b.refuse(r)
-	b.log.Info(eventRefused, "reason", string(r))
+	b.log.Info(eventRefused, slog.String("reason", string(r)))
 }

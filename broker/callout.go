@@ -53,8 +53,9 @@ func (r refusal) told() bool {
 	switch r {
 	case refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining:
 		return true
+	default:
+		return false // the rest is told to nobody (I7)
 	}
-	return false
 }
 
 // refusals is the closed set, for the metric.

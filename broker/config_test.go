@@ -170,7 +170,7 @@ func TestRunRefuses(t *testing.T) {
 		if _, err := b.InProcess().InProcessConn(); !errors.Is(err, ErrNotReady) {
 			t.Errorf("in process before Run: %v", err)
 		}
-		b.Run(ctx) //nolint:errcheck // it must end; how is its own affair
+		b.Run(ctx) // it must end; how is its own affair
 	})
 }
 

@@ -50,8 +50,9 @@ func checkMemberID(id memberID) error {
 	switch id.Role {
 	case identity.RoleNode, identity.RoleEdge, identity.RoleLeaf:
 		return nil
+	default:
+		return fmt.Errorf("role %q: want node, edge or leaf", id.Role)
 	}
-	return fmt.Errorf("role %q: want node, edge or leaf", id.Role)
 }
 
 func checkMember(m configs.Member) (memberID, error) {

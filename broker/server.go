@@ -224,7 +224,7 @@ type serverLog struct {
 }
 
 func (l serverLog) line(level slog.Level, format string, v []any) {
-	l.log.Log(context.Background(), level, eventServer, "line", fmt.Sprintf(format, v...))
+	l.log.LogAttrs(context.Background(), level, eventServer, slog.String("line", fmt.Sprintf(format, v...)))
 }
 
 // handshakeFormat ends the server's line about a failed TLS handshake.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -150,11 +151,11 @@ func (b *Broker) connect(srv *server.Server, key *identity.NKey, name string) (*
 			if errors.Is(err, nats.ErrSlowConsumer) {
 				b.metrics.dropped.Inc()
 			}
-			b.log.Warn(eventFault, "connection", name, "error", err.Error())
+			b.log.Warn(eventFault, slog.String("connection", name), slog.String("error", err.Error()))
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				b.log.Warn(eventFault, "connection", name, "error", err.Error())
+				b.log.Warn(eventFault, slog.String("connection", name), slog.String("error", err.Error()))
 			}
 		}))
 }
@@ -294,7 +295,8 @@ func (s *service) step(core *live, ev event) []effect {
 func (s *service) apply(ef effect) {
 	switch ef.kind {
 	case tellClosed:
-		s.b.log.Info(eventClosed, "edge", ef.session.Edge, "node", ef.session.Node, "generation", ef.session.Gen, "reason", ef.reason)
+		s.b.log.Info(eventClosed,
+			slog.String("edge", ef.session.Edge), slog.String("node", ef.session.Node), slog.Uint64("generation", ef.session.Gen), slog.String("reason", ef.reason))
 		s.notify(ef.session.Edge, subjects.Closed, &iopv1.SessionNotice{
 			NodeId: ef.session.Node, Generation: ef.session.Gen, Reason: ef.reason,
 		})
@@ -312,7 +314,7 @@ func (s *service) notify(edge string, verb subjects.Verb, n *iopv1.SessionNotice
 		err = s.fabric.Publish(subjects.Ctl(edge, verb), data)
 	}
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "notify", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "notify"), slog.String("error", err.Error()))
 	}
 }
 
@@ -325,7 +327,8 @@ func (s *service) evict(ef effect) {
 		if ef.reason == reasonSuperseded {
 			event = eventSuperseded
 		}
-		s.b.log.Info(event, "edge", ef.session.Edge, "node", ef.session.Node, "generation", ef.session.Gen, "reason", ef.reason)
+		s.b.log.Info(event,
+			slog.String("edge", ef.session.Edge), slog.String("node", ef.session.Node), slog.Uint64("generation", ef.session.Gen), slog.String("reason", ef.reason))
 		fence := &iopv1.Fence{Reason: ef.reason, ErrorClass: string(wire.SessionEnded)}
 		if data, err := fence.MarshalVT(); err == nil {
 			if err := s.fabric.Publish(ef.session.Down(subjects.Fence, ""), data); err == nil {
@@ -340,7 +343,7 @@ func (s *service) evict(ef effect) {
 			return
 		}
 	} else {
-		s.b.log.Info(eventEvicted, "reason", ef.reason)
+		s.b.log.Info(eventEvicted, slog.String("reason", ef.reason))
 	}
 	body, err := json.Marshal(server.KickClientReq{CID: ef.conn.Client})
 	if err == nil {
@@ -348,7 +351,7 @@ func (s *service) evict(ef effect) {
 		_, err = s.sys.RequestWithContext(ctx, "$SYS.REQ.SERVER."+ef.conn.Server+".KICK", body)
 	}
 	if err != nil && s.ctx.Err() == nil {
-		s.b.log.Warn(eventFault, "operation", "kick", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "kick"), slog.String("error", err.Error()))
 	}
 }
 
@@ -453,7 +456,8 @@ func (s *service) watchMembers() {
 			}
 			var m member
 			revoked := e.Operation() != jetstream.KeyValuePut || json.Unmarshal(e.Value(), &m) != nil || m.Revoked
-			s.b.log.Debug(eventMember, "edge", id.Edge, "role", string(id.Role), "name", id.Name, "revoked", revoked)
+			s.b.log.Debug(eventMember,
+				slog.String("edge", id.Edge), slog.String("role", string(id.Role)), slog.String("name", id.Name), slog.Bool("revoked", revoked))
 			s.send(event{kind: evMember, member: id, revoked: revoked})
 		case <-s.ctx.Done():
 			return
@@ -481,7 +485,7 @@ func (s *service) token(m *nats.Msg) {
 		err = s.fabric.Publish(up.Session.Down(subjects.SessionVerb, ""), data)
 	}
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "grant", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "grant"), slog.String("error", err.Error()))
 	}
 }
 
@@ -493,14 +497,14 @@ func (s *service) grant(session subjects.Session) *iopv1.SessionGrant {
 	case errors.Is(err, errSuperseded):
 		return &iopv1.SessionGrant{Reason: reasonSuperseded, ErrorClass: string(wire.SessionEnded)}
 	case err != nil:
-		s.b.log.Warn(eventFault, "operation", "grant", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "grant"), slog.String("error", err.Error()))
 		return &iopv1.SessionGrant{Reason: "the session's record could not be read", ErrorClass: string(wire.Unreachable)}
 	}
 	token, err := identity.IssueToken(s.b.keys.issuer, identity.SessionClaims{
 		Edge: session.Edge, Node: session.Node, Gen: session.Gen, NKey: record.NKey,
 	})
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "grant", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "grant"), slog.String("error", err.Error()))
 		return &iopv1.SessionGrant{Reason: "the token could not be signed", ErrorClass: string(wire.Internal)}
 	}
 	return &iopv1.SessionGrant{Token: token}
@@ -522,7 +526,7 @@ func (s *service) storeRequest(m *nats.Msg) {
 		err = s.fabric.Publish(m.Reply, data)
 	}
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "store", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "store"), slog.String("error", err.Error()))
 	}
 	if changed {
 		s.notify(edge, subjects.Changed, &iopv1.SessionNotice{Key: key, Revision: resp.Revision})
@@ -547,7 +551,7 @@ func (s *service) callout(m *nats.Msg) {
 	defer func() {
 		if p := recover(); p != nil { // fail closed: no answer admits nobody
 			s.b.refuse(refusedUnavailable)
-			s.b.log.Error(eventFault, "operation", "callout", "error", fmt.Sprint(p))
+			s.b.log.Error(eventFault, slog.String("operation", "callout"), slog.String("error", fmt.Sprint(p)))
 		}
 	}()
 	ac, err := jwt.DecodeAuthorizationRequestClaims(string(m.Data))
@@ -563,11 +567,11 @@ func (s *service) callout(m *nats.Msg) {
 	}
 	answer, err := s.answer(ac)
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "callout", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "callout"), slog.String("error", err.Error()))
 		return
 	}
 	if err := m.Respond([]byte(answer)); err != nil {
-		s.b.log.Warn(eventFault, "operation", "callout", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "callout"), slog.String("error", err.Error()))
 	}
 	s.b.metrics.callout.Observe(s.b.now().Sub(began).Seconds())
 }
@@ -577,17 +581,18 @@ func (s *service) answer(ac *jwt.AuthorizationRequestClaims) (string, error) {
 	a, r := decide(ac, s.b.certs.Load().trust)
 	if r != "" { // not proven: nothing of it is logged but the address
 		s.b.refuse(r)
-		s.b.log.Info(eventRefused, "reason", string(r), "remote", ac.ClientInformation.Host)
+		s.b.log.Info(eventRefused, slog.String("reason", string(r)), slog.String("remote", ac.ClientInformation.Host))
 		return encodeRefusal(issuer, ac, r)
 	}
 	g, since, r := s.admit(a)
 	if r == "" {
 		s.b.metrics.admitted.WithLabelValues(string(a.id.Role)).Inc()
-		s.b.log.Info(eventAdmitted, "user", g.user)
+		s.b.log.Info(eventAdmitted, slog.String("user", g.user))
 		return encodeGrant(issuer, ac, g)
 	}
 	s.b.refuse(r)
-	s.b.log.Warn(eventRefused, "reason", string(r), "edge", a.id.Edge, "role", string(a.id.Role), "name", a.id.Name)
+	s.b.log.Warn(eventRefused,
+		slog.String("reason", string(r)), slog.String("edge", a.id.Edge), slog.String("role", string(a.id.Role)), slog.String("name", a.id.Name))
 	if g, ok := a.lobby(r, since, s.b.now()); ok {
 		return encodeGrant(issuer, ac, g)
 	}
@@ -607,7 +612,7 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 		elsewhere, err = s.members.Elsewhere(ctx, a.member(), a.nkey)
 	}
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "admit", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
 		return g, since, refusedUnavailable
 	}
 	if r := judge(a, m, found, elsewhere); r != "" {
@@ -643,7 +648,7 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 		err = s.fabric.FlushWithContext(ctx)
 	}
 	if err != nil {
-		s.b.log.Warn(eventFault, "operation", "admit", "error", err.Error())
+		s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
 		return g, since, refusedUnavailable
 	}
 	if _, ok := s.ask(event{kind: evAdmitted, session: session, instance: a.instance()}); !ok {

@@ -434,7 +434,7 @@ func TestGenerationsRiseOverKill(t *testing.T) {
 		}
 		last = high
 		cmd.Process.Kill()
-		cmd.Wait() //nolint:errcheck // killed
+		cmd.Wait() // killed
 		cancel()
 	}
 }
