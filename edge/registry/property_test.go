@@ -30,7 +30,7 @@ func (l *ledger) follow(t *rapid.T, now time.Time, effects []Effect) {
 				t.Fatalf("I2: %+v before its acknowledgement", e)
 			}
 			l.active[e.Node], l.last[e.Node] = e.Gen, e.Gen
-			if want := Effect(NodeConnected{e.Node, e.Gen}); effects[i+1] != want {
+			if want := Effect(NodeConnected(e)); effects[i+1] != want {
 				t.Fatalf("%+v is not followed by %+v", e, want)
 			}
 		case FenceGeneration:
@@ -103,11 +103,19 @@ func TestProperties(t *testing.T) {
 					register.Verified = errors.New("bad signature")
 				}
 				ev := rapid.SampledFrom([]Event{
-					Admitted{Node: node, Gen: gen}, Closed{Node: node, Gen: gen}, register, register, register,
-					ReadyReceived{node, gen, id}, ReadyReceived{node, highest, node},
-					ReadyAckSent{node, gen}, ReadyAckSent{node, highest}, ReadyAckSent{node, highest}, ReadyAckFailed{node, gen},
-					HeartbeatReceived{node, gen, false}, HeartbeatReceived{node, gen, true},
-					MessageReceived{node, gen}, Misbehaved{node, gen},
+					Admitted{Node: node, Gen: gen},
+					Closed{Node: node, Gen: gen},
+					register, register, register,
+					ReadyReceived{node, gen, id},
+					ReadyReceived{node, highest, node},
+					ReadyAckSent{node, gen},
+					ReadyAckSent{node, highest},
+					ReadyAckSent{node, highest},
+					ReadyAckFailed{node, gen},
+					HeartbeatReceived{node, gen, false},
+					HeartbeatReceived{node, gen, true},
+					MessageReceived{node, gen},
+					Misbehaved{node, gen},
 				}).Draw(t, "event")
 				stale := gen < highest
 				switch e := ev.(type) {

@@ -69,6 +69,7 @@ func (r *Registry) become(n *node, s State, now time.Time) {
 		r.dueBy(n.due)
 	case Gone, AdmittedState:
 		n.heard, n.due, n.draining = time.Time{}, time.Time{}, false
+	case Absent, Acking: // what the record holds stays
 	}
 	n.state, n.since = s, now
 }
@@ -218,7 +219,7 @@ func (r *Registry) ackSent(now time.Time, e ReadyAckSent, out []Effect) []Effect
 	if n.draining { // before Activate: a node that stops already gets nothing
 		out = append(out, Draining{e.Node, e.Gen, true})
 	}
-	return append(out, Activate{e.Node, e.Gen}, NodeConnected{e.Node, e.Gen})
+	return append(out, Activate(e), NodeConnected(e))
 }
 
 func (r *Registry) heartbeat(now time.Time, e HeartbeatReceived, out []Effect) []Effect {
@@ -256,6 +257,7 @@ func (r *Registry) deadlinePassed(now time.Time, out []Effect) []Effect {
 			} else {
 				out = r.evict(now, name, n, PendingTooLong, out)
 			}
+		case Absent, AdmittedState, Gone: // owns nothing, so nothing is due
 		}
 	}
 	return out
