@@ -250,7 +250,7 @@ func (m *model) step(t *rapid.T, p *Pool, ev Event, refuse map[WaiterID]error, b
 		case Refused:
 			want, ok := refuse[e.Waiter]
 			if !ok || !errors.Is(e.Err, want) {
-				err = fmt.Errorf("%d refused with %v, want %v", e.Waiter, e.Err, want)
+				err = fmt.Errorf("%d refused with %w, want %w", e.Waiter, e.Err, want)
 			}
 			delete(refuse, e.Waiter)
 		case SlotReturned:

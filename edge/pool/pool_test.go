@@ -184,8 +184,13 @@ func TestImpliedTag(t *testing.T) {
 	p.Step(now, Activate("n", 1), nil)
 	p.Step(now, AdoptTargets("n", 1, "a", []string{"llama:latest", "llama:7b", "bare"}), nil)
 	for id, c := range []struct{ model, target string }{
-		{"llama", "llama:latest"}, {"llama:latest", "llama:latest"}, {"llama:7b", "llama:7b"}, {"bare", "bare"},
-		{"bare:latest", ""}, {"llama:8b", ""}, {"", ""},
+		{"llama", "llama:latest"},
+		{"llama:latest", "llama:latest"},
+		{"llama:7b", "llama:7b"},
+		{"bare", "bare"},
+		{"bare:latest", ""},
+		{"llama:8b", ""},
+		{"", ""},
 	} {
 		got := p.Step(now, Enqueue(&Request{Waiter: WaiterID(id + 1), Model: c.model}), nil)
 		if len(got) != 1 || got[0].Slot.Target != c.target || (c.target == "") != errors.Is(got[0].Err, ErrUnknownModel) {

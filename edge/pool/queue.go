@@ -327,11 +327,13 @@ func (h turnHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
 }
+
 func (h *turnHeap) Push(x any) {
 	e := x.(*entry)
 	e.index = len(*h)
 	*h = append(*h, e)
 }
+
 func (h *turnHeap) Pop() any {
 	last := len(*h) - 1
 	e := (*h)[last]
@@ -350,15 +352,18 @@ func (h expiryHeap) Less(i, j int) bool {
 	}
 	return h[i].deadline.Before(h[j].deadline)
 }
+
 func (h expiryHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
 }
+
 func (h *expiryHeap) Push(x any) {
 	w := x.(*waiter)
 	w.index = len(*h)
 	*h = append(*h, w)
 }
+
 func (h *expiryHeap) Pop() any {
 	last := len(*h) - 1
 	w := (*h)[last]
