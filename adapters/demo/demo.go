@@ -68,7 +68,7 @@ func (a *Adapter) Exchange(ctx context.Context, ex agent.Exchange, sink agent.Si
 	}
 	defer a.running.Leave()
 	if c, ok := ex.Body.(io.Closer); ok {
-		defer c.Close() //nolint:errcheck // it is read no further
+		defer c.Close() // it is read no further
 		defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	}
 	op := ex.Operation
@@ -321,7 +321,7 @@ func errorType(status int) string {
 
 func random() string {
 	var b [12]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails
+	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
