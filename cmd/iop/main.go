@@ -32,22 +32,25 @@ func main() {
 	log.SetOutput(io.Discard)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:]))
+	os.Exit(runTo(ctx, os.Stdout, os.Stderr, os.Args[1:]))
 }
 
-func run(ctx context.Context, args []string) int {
+// runTo runs one command line and returns its exit code.
+func runTo(ctx context.Context, stdout, stderr io.Writer, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var usage usageError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &usage):
-		fmt.Fprintf(root.ErrOrStderr(), "iop: %v\nRun 'iop --help' for usage.\n", err)
+		fmt.Fprintf(stderr, "iop: %v\nRun 'iop --help' for usage.\n", err)
 		return exitUsage
 	default:
-		fmt.Fprintf(root.ErrOrStderr(), "iop: %v\n", err)
+		fmt.Fprintf(stderr, "iop: %v\n", err)
 		return exitFailed
 	}
 }
@@ -64,6 +67,13 @@ func newRoot() *cobra.Command {
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		SilenceUsage: true, SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newUp(), newInit(), newValidate(), newVersion())
