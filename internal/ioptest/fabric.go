@@ -39,6 +39,8 @@ type Options struct {
 	Adapters []configs.Adapter
 	// Proxy stands between the fabric's own node and the broker.
 	Proxy bool
+	// Quiet logs warnings alone: for benchmarks.
+	Quiet bool
 	// NoWait returns once callers are served, whatever is on offer.
 	NoWait bool
 }
@@ -107,7 +109,11 @@ func Start(t testing.TB, o Options) *Fabric {
 	})
 	must(t, err)
 	f.cfg = cfg
-	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	level := slog.LevelDebug
+	if o.Quiet {
+		level = slog.LevelWarn
+	}
+	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: level}))
 	f.Fabric, err = up.Build(cfg, log)
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -133,7 +139,7 @@ func Start(t testing.TB, o Options) *Fabric {
 	f.Info = f.Fabric.Info(f.Folder)
 	f.Client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(f.Client.CloseIdleConnections)
-	if served != nil {
+	if served != nil && !o.Quiet {
 		f.WaitNode(nodeName)
 	}
 	return f
