@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,8 +100,14 @@ func Start(t testing.TB, o Options) *Fabric {
 	for _, n := range o.Nodes {
 		file.Broker.Members = append(file.Broker.Members, f.makeNode(edge, n.Name))
 	}
+	var running atomic.Pointer[up.Fabric]
 	if o.Proxy {
-		f.Proxy = NewProxy(t, func() string { return strings.TrimPrefix(f.Broker.ClientURL(), "tls://") })
+		f.Proxy = NewProxy(t, func() string {
+			if fabric := running.Load(); fabric != nil {
+				return strings.TrimPrefix(fabric.Broker.ClientURL(), "tls://")
+			}
+			return ""
+		})
 		file.Node.Broker.URLs = []string{"tls://" + f.Proxy.Addr()}
 	}
 	cfg, err := up.Config(up.Options{
@@ -116,6 +123,7 @@ func Start(t testing.TB, o Options) *Fabric {
 	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: level}))
 	f.Fabric, err = up.Build(cfg, log)
 	must(t, err)
+	running.Store(f.Fabric)
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
 	ready := make(chan struct{})

@@ -105,6 +105,14 @@ func (n *RawNode) SayAs(s subjects.Session, v subjects.Verb, run string, m inter
 	must(n.t, n.Conn.Publish(s.Up(v, run), data))
 }
 
+// Whisper is Say for a session that may be closed already.
+func (n *RawNode) Whisper(v subjects.Verb, run string, m interface{ MarshalVT() ([]byte, error) }) {
+	n.t.Helper()
+	data, err := m.MarshalVT()
+	must(n.t, err)
+	n.Conn.Publish(n.Session.Up(v, run), data) // lost, if it is closed
+}
+
 // Flush waits until the broker has what was said.
 func (n *RawNode) Flush() {
 	n.t.Helper()

@@ -190,13 +190,17 @@ func TestTrap01TakeoverWithWorkUnderWay(t *testing.T) {
 	}
 	g2.Register(1, nil)
 	// The old one goes on talking, if it can: nothing of it counts.
-	g1.Answer(runs[0], `{"late":1}`)
+	g1.Whisper(subjects.Frame, runs[0], &iopv1.ProviderTunnelFrame{
+		RunId: runs[0], Sequence: 1, Kind: iopv1.ProviderTunnelFrame_RESPONSE_START, Status: 200, Body: []byte(`{"late":1}`), End: true,
+	})
 	g2.Ready(1, "raw")
 	g2.Answer(g2.Await(subjects.Tunnel, 1).Run, `{"g2":1}`)
 	if r := get(t, f, waiting); r.status != 200 || r.body != `{"g2":1}` {
 		t.Errorf("the waiter: %+v", r)
 	}
-	if n := strings.Count(f.Log.String(), "msg=node.connected role=edge node=raw "); n != 2 {
+	connected := func() int { return strings.Count(f.Log.String(), "msg=node.connected role=edge node=raw ") }
+	f.Log.Await(t, func(string) bool { return connected() >= 2 })
+	if n := connected(); n != 2 {
 		t.Errorf("node.connected %d times, want 2", n)
 	}
 }
