@@ -2,14 +2,18 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/fakeprovider"
 	"github.com/iop-fabric/iop/internal/ioptest"
 )
 
@@ -95,4 +99,74 @@ func BenchmarkUpload(b *testing.B) {
 	f := benchFabric(b, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "{}") })
 	b.SetBytes(16 << 20)
 	benchCalls(b, f, `{"model":"m","pad":"`+strings.Repeat("x", 16<<20)+`"}`, 1)
+}
+
+// report adds p50 and p99 of times to the benchmark's line.
+func report(b *testing.B, times []time.Duration) {
+	b.Helper()
+	slices.Sort(times)
+	at := func(q float64) float64 {
+		return float64(times[min(int(q*float64(len(times))), len(times)-1)]) / float64(time.Millisecond)
+	}
+	b.ReportMetric(at(.5), "p50-ms")
+	b.ReportMetric(at(.99), "p99-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkCallerGone: from the caller's leaving in mid-stream to the close of
+// the provider's connection (E5: 250 ms).
+func BenchmarkCallerGone(b *testing.B) {
+	f := ioptest.Start(b, ioptest.Options{Quiet: true})
+	var times []time.Duration
+	for b.Loop() {
+		f.Provider.Next(fakeprovider.SSEHead(), fakeprovider.Chunk(chunkEvent(1)), fakeprovider.Hang())
+		ctx, leave := context.WithCancel(b.Context())
+		resp, err := f.Client.Do(f.Request(ctx, http.MethodPost, "/v1/chat/completions", ioptest.Chat(true)))
+		if err != nil {
+			b.Fatal(err)
+		}
+		readUntil(b, resp.Body, chunkEvent(1))
+		r := <-f.Provider.Received()
+		left := time.Now()
+		leave()
+		<-r.Gone
+		times = append(times, time.Since(left))
+		resp.Body.Close()
+	}
+	report(b, times)
+}
+
+// BenchmarkNodeKilled: from SIGKILL of a Node process to the end of the streams
+// it carried (B7: 50 ms).
+func BenchmarkNodeKilled(b *testing.B) {
+	f := otherNode(b)
+	var times []time.Duration
+	seen := f.Log.Count("node.connected")
+	for b.Loop() {
+		kill := f.SpawnNode("other")
+		f.Log.Await(b, func(string) bool { return f.Log.Count("node.connected") > seen })
+		seen = f.Log.Count("node.connected")
+		const streams = 4
+		var bodies []io.ReadCloser
+		for range streams {
+			f.Provider.Next(fakeprovider.SSEHead(), fakeprovider.Chunk(chunkEvent(1)), fakeprovider.Hang())
+			resp, err := f.Client.Do(f.Request(b.Context(), http.MethodPost, "/v1/chat/completions", ioptest.Chat(true)))
+			if err != nil {
+				b.Fatal(err)
+			}
+			readUntil(b, resp.Body, chunkEvent(1))
+			bodies = append(bodies, resp.Body)
+		}
+		killed := time.Now()
+		kill()
+		for _, body := range bodies {
+			rest, _ := io.ReadAll(body)
+			times = append(times, time.Since(killed))
+			body.Close()
+			if strings.Count(string(rest), `"error"`) != 1 {
+				b.Errorf("a stream ended as %q", rest)
+			}
+		}
+	}
+	report(b, times)
 }
