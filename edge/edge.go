@@ -151,6 +151,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	var parts, loops errgroup.Group
 	loops.Go(func() error { return e.loop.run(loopCtx) })
 	parts.Go(func() error { return e.dispatch.Run(partCtx) })
+	e.discovery.open(partCtx)
 	parts.Go(func() error { return e.discovery.run(partCtx) })
 	parts.Go(func() error { return e.watchOffers(partCtx) })
 	for range verifiers {
