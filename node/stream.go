@@ -26,6 +26,7 @@ type stream struct {
 	ctx     context.Context //nolint:containedctx // the exchange's; the stream is what may cancel it
 	cancel  context.CancelCauseFunc
 	began   time.Time
+	lists   bool // it asks what the provider serves: discovery, not work
 
 	mu     sync.Mutex
 	seq    uint64 // of the last frame made
