@@ -42,6 +42,8 @@ type Broker struct {
 	// HeartbeatBound is how long a silent session still counts as alive when a
 	// second instance of its name asks to come in (B12); 5s.
 	HeartbeatBound time.Duration `yaml:"heartbeat_bound"`
+	// AdminListen is where /healthz, /readyz and /metrics are; empty: nowhere.
+	AdminListen string `yaml:"admin_listen"`
 }
 
 // Member is one registered workload.
@@ -177,6 +179,8 @@ type Node struct {
 	CurveKey    string        `yaml:"curve_key"` // file: the recipient of credential leases
 	Reconnect   Reconnect     `yaml:"reconnect"`
 	StopGrace   time.Duration `yaml:"stop_grace"` // 10s
+	// AdminListen is where /healthz, /readyz and /metrics are; empty: nowhere.
+	AdminListen string `yaml:"admin_listen"`
 }
 
 // Reconnect is S3's policy.

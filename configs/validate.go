@@ -93,6 +93,13 @@ func (v *validator) listen(path, value string) {
 	}
 }
 
+// optionalListen is a listener that is off where it is left out.
+func (v *validator) optionalListen(path, value string) {
+	if value != "" {
+		v.listen(path, value)
+	}
+}
+
 func isHost(host string) bool {
 	return net.ParseIP(host) != nil || (len(host) <= 253 && !strings.ContainsFunc(host, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.' && r != '_'
@@ -178,6 +185,7 @@ func (b *Broker) validate(v *validator, made bool) {
 	v.file("broker.callout_key", b.CalloutKey, made)
 	v.file("broker.service_key", b.ServiceKey, made)
 	v.positive("broker.heartbeat_bound", b.HeartbeatBound)
+	v.optionalListen("broker.admin_listen", b.AdminListen)
 	keys := unique{}
 	for _, edge := range slices.Sorted(maps.Keys(b.EdgeKeys)) {
 		path := "broker.edge_keys." + printable(edge)
@@ -442,6 +450,7 @@ func (n *Node) validate(v *validator, made bool) {
 	n.Broker.validate(v, "node.broker", made)
 	v.file("node.curve_key", n.CurveKey, made)
 	v.positive("node.stop_grace", n.StopGrace)
+	v.optionalListen("node.admin_listen", n.AdminListen)
 	n.Reconnect.validate(v)
 }
 
