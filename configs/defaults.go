@@ -44,6 +44,9 @@ func (f *File) applyDefaults() {
 	if f.Node != nil {
 		f.Node.applyDefaults()
 	}
+	if f.Leaf != nil {
+		f.Leaf.applyDefaults()
+	}
 }
 
 func (b *Broker) applyDefaults() {
@@ -142,3 +145,6 @@ func (f *File) resolvePaths(dir string) {
 		at(&n.Broker.NKey, &n.CurveKey)
 	}
 }
+	if f.Leaf != nil {
+		at(f.Leaf.paths()...)
+	}

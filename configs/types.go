@@ -8,6 +8,7 @@ type File struct {
 	Broker *Broker `yaml:"broker"`
 	Edge   *Edge   `yaml:"edge"`
 	Node   *Node   `yaml:"node"`
+	Leaf   *Leaf   `yaml:"leaf"`
 }
 
 // Log says how much is logged and in what form.
@@ -27,6 +28,7 @@ type TLS struct {
 type Broker struct {
 	Name        string `yaml:"name"`         // "broker"
 	Listen      string `yaml:"listen"`       // "127.0.0.1:4222"
+	LeafListen  string `yaml:"leaf_listen"`  // for leaf brokers, such as "0.0.0.0:7422"; empty: none
 	StoreDir    string `yaml:"store_dir"`    // JetStream's folder
 	TrustDomain string `yaml:"trust_domain"` // "iop"
 	TLS         TLS    `yaml:"tls"`

@@ -171,12 +171,21 @@ func (f *File) validate() Faults {
 	if f.Node != nil {
 		f.Node.validate(v, made)
 	}
+	if f.Leaf != nil {
+		f.Leaf.validate(v)
+	}
 	return v.faults
 }
 
 func (b *Broker) validate(v *validator, made bool) {
 	v.name("broker.name", b.Name)
 	v.listen("broker.listen", b.Listen)
+	if b.LeafListen != "" {
+		v.listen("broker.leaf_listen", b.LeafListen)
+		if b.LeafListen == b.Listen && !strings.HasSuffix(b.Listen, ":0") {
+			v.fault("broker.leaf_listen", "is the address of broker.listen")
+		}
+	}
 	v.trustDomain("broker.trust_domain", b.TrustDomain)
 	v.file("broker.store_dir", b.StoreDir, made)
 	v.tls("broker.tls", b.TLS, made)
@@ -208,9 +217,16 @@ func (r Remote) validate(v *validator, path string, inProcess bool) {
 	if len(r.URLs) == 0 && !inProcess {
 		v.fault(path+".urls", "is required, such as tls://broker.example:4222")
 	}
+	v.brokerURLs(path+".urls", r.URLs)
+	v.tls(path+".tls", r.TLS, inProcess)
+	v.file(path+".nkey", r.NKey, inProcess)
+}
+
+// brokerURLs are addresses to dial, each once.
+func (v *validator) brokerURLs(path string, urls []string) {
 	seen := unique{}
-	for i, raw := range r.URLs {
-		at := fmt.Sprintf("%s.urls[%d]", path, i)
+	for i, raw := range urls {
+		at := fmt.Sprintf("%s[%d]", path, i)
 		u, err := url.Parse(raw)
 		if err != nil || u.Scheme != "tls" || u.Hostname() == "" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
 			v.fault(at, "want tls://host:port and nothing else")
