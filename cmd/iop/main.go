@@ -25,8 +25,16 @@ const (
 type usageError struct{ error }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	stop := make(chan os.Signal, 2) // two are told apart, a third means the same
+	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-stop
+		cancel() // gracefully
+		<-stop
+		fmt.Fprintln(os.Stderr, "iop: told twice to stop: stopping at once")
+		os.Exit(exitFailed)
+	}()
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
@@ -54,14 +62,16 @@ func newRoot() *cobra.Command {
 		Long: `iop gives the language models on machines you own one OpenAI-compatible URL.
 
   iop up        broker, edge and node in one process: the quickest start
-  iop init      make the keys and a configuration file to edit
+  iop init      make the keys and a configuration file to edit; with --out, a folder for each of many hosts
   iop validate  check a configuration file without starting anything
+
+  iop broker, iop edge, iop node   the same three, each a process of its own
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		SilenceUsage: true, SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newInit(), newValidate(), newVersion())
+	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 
