@@ -9,6 +9,8 @@ type File struct {
 	Edge   *Edge   `yaml:"edge"`
 	Node   *Node   `yaml:"node"`
 	Leaf   *Leaf   `yaml:"leaf"`
+	// Service is a session service beside a nats-server of its own.
+	Service *Service `yaml:"service"`
 }
 
 // Log says how much is logged and in what form.
@@ -32,6 +34,8 @@ type Broker struct {
 	StoreDir    string `yaml:"store_dir"`    // JetStream's folder
 	TrustDomain string `yaml:"trust_domain"` // "iop"
 	TLS         TLS    `yaml:"tls"`
+	// Cluster joins this broker with others; left out: it is alone.
+	Cluster *Cluster `yaml:"cluster"`
 	// Seeds of nkeys, one file each.
 	IssuerKey  string `yaml:"issuer_key"`  // account: signs callout answers and session tokens
 	SystemKey  string `yaml:"system_key"`  // the session service in SYS
@@ -125,9 +129,12 @@ type EdgeNode struct {
 
 // Adapter is one driver instance on a node.
 type Adapter struct {
-	Name     string `yaml:"name"` // empty: the type
-	Type     string `yaml:"type"` // openai_compat, demo
-	BaseURL  string `yaml:"base_url"`
+	Name    string `yaml:"name"` // empty: the type
+	Type    string `yaml:"type"` // openai_compat, demo
+	BaseURL string `yaml:"base_url"`
+	// Profile is the kind of server behind an openai_compat adapter: openai
+	// (default: nothing more is known of it), ollama, llamacpp, vllm.
+	Profile  string `yaml:"profile"`
 	Capacity int    `yaml:"capacity"` // 8 places at once; demo 64
 	Disabled bool   `yaml:"disabled"`
 	// StaticKeyName names a key in the Node's own environment (R7).

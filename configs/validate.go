@@ -174,6 +174,9 @@ func (f *File) validate() Faults {
 	if f.Leaf != nil {
 		f.Leaf.validate(v)
 	}
+	if f.Service != nil {
+		f.Service.validate(v)
+	}
 	return v.faults
 }
 
@@ -202,8 +205,15 @@ func (b *Broker) validate(v *validator, made bool) {
 		v.userKey(path, b.EdgeKeys[edge])
 		keys.add(v, path, b.EdgeKeys[edge], "its nkey")
 	}
-	for i, m := range b.Members {
-		path := fmt.Sprintf("broker.members[%d]", i)
+	v.members("broker.members", b.Members, keys)
+	if b.Cluster != nil {
+		b.Cluster.validate(v, b)
+	}
+}
+
+func (v *validator) members(at string, list []Member, keys unique) {
+	for i, m := range list {
+		path := fmt.Sprintf("%s[%d]", at, i)
 		v.name(path+".edge", m.Edge)
 		v.oneOf(path+".role", m.Role, "node", "edge", "leaf")
 		v.name(path+".name", m.Name)
@@ -233,8 +243,6 @@ func (v *validator) brokerURLs(path string, urls []string) {
 		}
 		seen.add(v, at, raw, "the address")
 	}
-	v.tls(path+".tls", r.TLS, inProcess)
-	v.file(path+".nkey", r.NKey, inProcess)
 }
 
 func (e *Edge) validate(v *validator, made bool) {
@@ -368,6 +376,7 @@ func (n *EdgeNode) validateAdapters(v *validator, path string) []string {
 			if v.required(at+".base_url", a.BaseURL) {
 				v.baseURL(at+".base_url", a.BaseURL)
 			}
+			v.oneOf(at+".profile", a.Profile, ProfileIDs()...)
 			if a.StaticKeyName != "" {
 				v.variable(at+".static_key_name", a.StaticKeyName)
 			}
@@ -375,6 +384,9 @@ func (n *EdgeNode) validateAdapters(v *validator, path string) []string {
 				v.fault(at+".chunk_delay", "is for type %s only", TypeDemo)
 			}
 		case TypeDemo:
+			if a.Profile != "" {
+				v.fault(at+".profile", "is for type %s only", TypeOpenAICompat)
+			}
 			if a.BaseURL != "" {
 				v.fault(at+".base_url", "type %s calls no provider", TypeDemo)
 			}
