@@ -308,7 +308,7 @@ func TestEveryVariableIsOneSetting(t *testing.T) {
 		}
 		seen[l.variable()] = l.path
 		// Each can be set, whatever its type.
-		f := &File{Broker: new(Broker), Edge: new(Edge), Node: new(Node), Leaf: new(Leaf)}
+		f := &File{Broker: &Broker{Cluster: new(Cluster)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
 		v, ok := l.in(f)
 		if !ok {
 			t.Errorf("%s is not there", l.path)
