@@ -223,7 +223,9 @@ func (e *Edge) stop(base context.Context, callers, admin *http.Server) error {
 	ask, cancelAsk := context.WithTimeout(base, time.Second)
 	defer cancelAsk()
 	e.loop.in.put(item{reg: registry.Stopped{}}, false)
-	return errors.Join(err, e.loop.ask(ask, func() {}), e.bus.Flush(ask))
+	err = errors.Join(err, e.loop.ask(ask, func() {}))
+	_ = e.bus.Flush(ask) // where the broker is gone already, nobody is left to be told
+	return err
 }
 
 func (e *Edge) subscribe(ctx context.Context) error {

@@ -40,21 +40,21 @@ a second one at once.`,
 
 func newBrokerConfig(p process) *cobra.Command {
 	var file string
-	var embedded bool
+	var stock bool
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Print the broker's configuration for a stock nats-server",
-		Long: `Print the text configuration that a stock nats-server runs with in this broker's place (nats-server -c FILE).
-It holds no secret: keys are public, certificates are files.`,
+		Short: "Print the text configuration of the NATS server in the broker",
+		Long: `Print the text configuration of the NATS server in the broker; with --stock, the one that a nats-server of its own
+runs with in its place (nats-server -c FILE). It holds no secret: keys are public, certificates are files.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := p.load(file)
 			if err != nil {
 				return err
 			}
-			form := broker.Stock
-			if embedded {
-				form = broker.Embedded
+			form := broker.Embedded
+			if stock {
+				form = broker.Stock
 			}
 			text, err := broker.ConfigText(*cfg.Broker, form)
 			if err != nil {
@@ -67,6 +67,6 @@ It holds no secret: keys are public, certificates are files.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration file with a section broker (required)")
-	cmd.Flags().BoolVar(&embedded, "embedded", false, "print what the embedded server runs with instead")
+	cmd.Flags().BoolVar(&stock, "stock", false, "print it for a nats-server of its own")
 	return cmd
 }
