@@ -45,6 +45,7 @@ type Broker struct {
 	// Set before ready is closed, not changed afterwards.
 	server  *server.Server
 	url     string
+	leafURL string
 	members members
 }
 
@@ -304,13 +305,16 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	if err := checkStore(b.cfg.StoreDir); err != nil {
 		return err
 	}
-	if err := checkListen(b.cfg.Listen); err != nil {
-		return err
+	for _, listen := range []string{b.cfg.Listen, b.cfg.LeafListen} {
+		if err := checkListen(listen); err != nil {
+			return err
+		}
 	}
 	opts, err := newOptions(b.text, b.tlsConfig)
 	if err != nil {
 		return err
 	}
+	b.holdLeaves(opts)
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -345,7 +349,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		return fatal
 	}
 	b.server, b.members = srv, s.members
-	b.url = clientURL(srv.Addr())
+	b.url, b.leafURL = clientURL(srv.Addr()), leafURL(opts)
 	close(b.ready)
 	b.log.Info(eventReady, slog.String("url", b.url))
 

@@ -34,6 +34,7 @@ const (
 	refusedChain       refusal = "chain"        // does not verify against our CA
 	refusedConnection  refusal = "connection"   // the connection's name is not 32 of [a-z0-9]
 	refusedNKey        refusal = "nkey"         // not the one registered for that name
+	refusedLeaf        refusal = "leaf"         // the leaf it came through is not, or no longer, registered
 	refusedUnavailable refusal = "unavailable"  // the authority could not be asked
 	refusedLate        refusal = "late"         // the server has given the connection up by now
 	refusedNotSpeaking refusal = "not_tls"      // the first bytes are no handshake
@@ -62,7 +63,7 @@ func (r refusal) told() bool {
 var refusals = []refusal{
 	refusedForged, refusedPassword, refusedAnonymous, refusedSignature, refusedNoTLS, refusedTLSVersion,
 	refusedCertificate, refusedSAN, refusedDomain, refusedRole, refusedChain, refusedConnection,
-	refusedNKey, refusedUnavailable, refusedLate, refusedNotSpeaking, refusedHandshake,
+	refusedNKey, refusedLeaf, refusedUnavailable, refusedLate, refusedNotSpeaking, refusedHandshake,
 	refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining,
 }
 
@@ -85,6 +86,8 @@ type applicant struct {
 	nkey       string
 	connection string
 	notAfter   time.Time // of the certificate: the connection does not outlive it
+	server     string    // the id of the server that asks for it
+	leaf       memberID  // the leaf that server is; zero: it is a broker
 }
 
 func (a applicant) member() memberID {

@@ -41,6 +41,7 @@ func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxByt
 type admission struct {
 	Instance string `json:"instance"`
 	NKey     string `json:"nkey"`
+	Leaf     string `json:"leaf,omitempty"` // through which it came; empty: a broker
 }
 
 // generations hands out the numbers of sessions.

@@ -43,6 +43,7 @@ type live struct {
 	nodes   map[memberID]*liveNode // one per name ever seen, so bounded by the members
 	peers   map[memberID]map[connID]struct{}
 	revoked map[memberID]bool
+	leaves  map[memberID]string // the server id of each leaf
 }
 
 type liveNode struct {
@@ -56,14 +57,16 @@ type liveSession struct {
 	heard     time.Time // admission, connect or heartbeat, whichever was last
 	conn      connID
 	connected bool
-	evicted   bool // told to go; counts no more
+	leaf      string    // the leaf it is at; empty: a broker
+	evicted   bool      // told to go; counts no more
+	told      time.Time // last time, of one at a leaf
 	grants    int
 }
 
 func newLive(bound time.Duration) *live {
 	return &live{
 		bound: bound, nodes: map[memberID]*liveNode{},
-		peers: map[memberID]map[connID]struct{}{}, revoked: map[memberID]bool{},
+		peers: map[memberID]map[connID]struct{}{}, revoked: map[memberID]bool{}, leaves: map[memberID]string{},
 	}
 }
 
@@ -81,6 +84,7 @@ type effect struct {
 	kind    effectKind
 	session subjects.Session // zero for an Edge or a leaf
 	conn    connID
+	leaf    string // where conn is, if not at a broker
 	reason  string
 }
 
@@ -136,9 +140,9 @@ func (l *live) supersede(n *liveNode, of subjects.Session) (out []effect) {
 			continue
 		}
 		s.evicted = true
-		if s.connected {
+		if s.reachable() {
 			of.Gen = gen
-			out = append(out, effect{kind: evict, session: of, conn: s.conn, reason: reasonSuperseded})
+			out = append(out, effect{kind: evict, session: of, conn: s.conn, leaf: s.leaf, reason: reasonSuperseded})
 		}
 	}
 	return out
@@ -160,10 +164,10 @@ func (l *live) Connected(now time.Time, s subjects.Session, conn connID, instanc
 	out := l.supersede(n, s)
 	switch {
 	case late:
-		out = append(out, effect{kind: evict, session: s, conn: conn, reason: reasonSuperseded})
+		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: reasonSuperseded})
 	case !session.evicted && l.revoked[id]:
 		session.evicted = true
-		out = append(out, effect{kind: evict, session: s, conn: conn, reason: string(refusedRevoked)})
+		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: string(refusedRevoked)})
 	}
 	return out
 }
@@ -228,15 +232,16 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 	if n := l.nodes[id]; n != nil {
 		for _, gen := range slices.Sorted(maps.Keys(n.sessions)) {
 			s := n.sessions[gen]
-			if s.connected && !s.evicted {
+			if s.reachable() && !s.evicted {
 				s.evicted = true
 				out = append(out, effect{
-					kind: evict, conn: s.conn, reason: string(refusedRevoked),
+					kind: evict, conn: s.conn, leaf: s.leaf, reason: string(refusedRevoked),
 					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
 				})
 			}
 		}
 	}
+	out = append(out, l.leafRevoked(id)...)
 	for conn := range l.peers[id] {
 		out = append(out, effect{kind: evict, conn: conn, reason: string(refusedRevoked)})
 	}
@@ -247,7 +252,7 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 func (l *live) Expire(now time.Time) (out []effect) {
 	for id, n := range l.nodes {
 		for gen, s := range n.sessions {
-			if !s.connected && now.Sub(s.since) >= connectBound {
+			if s.lost(now, l.bound) {
 				delete(n.sessions, gen)
 				out = append(out, effect{
 					kind: tellClosed, reason: reasonAbandoned,

@@ -84,6 +84,10 @@ func configText(cfg configs.Broker, keys publicKeys, form Form) (string, error) 
 		fabric = append(fabric, user(cfg.EdgeKeys[edge], &p))
 		static = append(static, cfg.EdgeKeys[edge])
 	}
+	leaf, err := leafText(cfg)
+	if err != nil {
+		return "", err
+	}
 	for _, s := range []string{cfg.Name, cfg.TLS.Certificate, cfg.TLS.Key, cfg.TLS.CA, cfg.StoreDir} {
 		if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return "", fmt.Errorf("broker: %q holds a control character", s)
@@ -111,12 +115,12 @@ tls {
 system_account: %s
 accounts {
   %s { users: [ %s ] }
-  %s { jetstream: enabled, users: [ %s ] }
+  %s { jetstream: enabled, users: [ %s ]%s }
   %s {
     limits { max_payload: %d }
     users: [
       %s
-    ]
+    ]%s
   }
 }
 authorization {
@@ -124,15 +128,15 @@ authorization {
   auth_callout { issuer: %s, account: %s, auth_users: [ %s ] }
 }
 jetstream { store_dir: %s, sync_interval: always }
-`,
+%s`,
 		strconv.Quote(cfg.Name), strconv.Quote(net.JoinHostPort(host, strconv.Itoa(port))),
 		strconv.Quote(cfg.TLS.Certificate), strconv.Quote(cfg.TLS.Key), strconv.Quote(cfg.TLS.CA),
 		accountSystem,
 		accountSystem, user(keys.system, nil),
-		accountAuth, user(keys.callout, nil),
-		accountFabric, wire.MaxMessage, strings.Join(fabric, "\n      "),
+		accountAuth, user(keys.callout, nil), leaf.exports,
+		accountFabric, wire.MaxMessage, strings.Join(fabric, "\n      "), leaf.imports,
 		keys.issuer, accountAuth, strings.Join(static, ", "),
-		strconv.Quote(cfg.StoreDir)), nil
+		strconv.Quote(cfg.StoreDir), leaf.listener), nil
 }
 
 func list(subjects []string) string {
@@ -176,6 +180,9 @@ func newOptions(text string, certs func() *tls.Config) (*server.Options, error) 
 	opts.TLSConfig.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return certs(), nil
 	}
+	if opts.LeafNode.Port != 0 {
+		opts.LeafNode.TLSConfig = opts.TLSConfig.Clone()
+	}
 	return opts, nil
 }
 
@@ -193,8 +200,11 @@ func checkStore(dir string) error {
 	return errors.Join(f.Close(), os.Remove(filepath.Clean(name)))
 }
 
-// checkListen says in words why a port cannot be had.
+// checkListen says in words why a port cannot be had; an empty one is not wanted.
 func checkListen(listen string) error {
+	if listen == "" {
+		return nil
+	}
 	l, err := net.Listen("tcp", listen) //nolint:noctx // closed at once
 	if err != nil {
 		return fmt.Errorf("broker: cannot listen on %s (is another broker running there?): %w", listen, reason(err))

@@ -49,6 +49,7 @@ type service struct {
 	generations generations
 	store       store
 	watcher     jetstream.KeyWatcher
+	instance    string // of this service, for the agents of leaves
 
 	inbox    chan event
 	draining atomic.Bool
@@ -68,6 +69,7 @@ type event struct {
 	member   memberID
 	session  subjects.Session
 	conn     connID
+	leaf     string // where the session is, if not at a broker
 	instance string
 	reason   string
 	revoked  bool
@@ -85,7 +87,10 @@ const (
 	evGrant                         // may the session have its token?
 	evPeerConnected
 	evPeerDisconnected
-	evMember // the authority's record has changed
+	evMember     // the authority's record has changed
+	evLeafOpened // a session's connection stands at a leaf
+	evLeafEnded  // it has ended
+	evLeafBeat   // a leaf's agent is there
 )
 
 type verdict struct {
@@ -96,7 +101,7 @@ type verdict struct {
 // startService connects, opens the buckets, applies the seeds and subscribes.
 // When it returns without error every callout is answered.
 func (b *Broker) startService(ctx context.Context, srv *server.Server) (_ *service, err error) {
-	s := &service{b: b, inbox: make(chan event, inboxBacklog)}
+	s := &service{b: b, inbox: make(chan event, inboxBacklog), instance: wire.NewToken()}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -199,6 +204,10 @@ func (s *service) subscribe() error {
 	}
 	s.workers.Go(func() { s.serve(requests, s.storeRequest) })
 
+	if err := s.subscribeLeaves(); err != nil {
+		return err
+	}
+
 	callouts := make(chan *nats.Msg, calloutBacklog)
 	if _, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts); err != nil {
 		return fmt.Errorf("broker: subscribe callout: %w", err)
@@ -271,6 +280,7 @@ func (s *service) step(core *live, ev event) []effect {
 		ev.reply <- verdict{ok: !duplicate, since: since}
 	case evAdmitted:
 		out := core.Admitted(now, ev.session, ev.instance)
+		core.AtLeaf(ev.session, ev.leaf, ev.conn.Server)
 		ev.reply <- verdict{ok: true}
 		return out
 	case evConnected:
@@ -279,6 +289,13 @@ func (s *service) step(core *live, ev event) []effect {
 		return core.Disconnected(ev.session, ev.conn, ev.reason)
 	case evHeard:
 		core.Heard(now, ev.session)
+		return core.Insist(now, ev.session)
+	case evLeafOpened:
+		return core.LeafOpened(now, ev.session, ev.leaf, ev.instance)
+	case evLeafEnded:
+		core.LeafEnded(ev.session, ev.leaf)
+	case evLeafBeat:
+		return core.LeafBeat(ev.member, ev.conn.Server)
 	case evGrant:
 		ev.reply <- verdict{ok: core.Grant(ev.session)}
 	case evPeerConnected:
@@ -344,6 +361,10 @@ func (s *service) evict(ef effect) {
 		}
 	} else {
 		s.b.log.Info(eventEvicted, slog.String("reason", ef.reason))
+	}
+	if ef.leaf != "" {
+		s.kickAtLeaf(ef)
+		return
 	}
 	body, err := json.Marshal(server.KickClientReq{CID: ef.conn.Client})
 	if err == nil {
@@ -545,8 +566,12 @@ func storeOutcome(resp *iopv1.StoreResponse) string {
 	return storeRefused
 }
 
-// callout answers one connection's request for admission.
-func (s *service) callout(m *nats.Msg) {
+// callout answers a request for admission of this fabric's own servers.
+func (s *service) callout(m *nats.Msg) { s.decideOn(m, memberID{}) }
+
+// decideOn answers one connection's request; leaf is who asks for it, where
+// it is no server of ours.
+func (s *service) decideOn(m *nats.Msg, leaf memberID) {
 	began := s.b.now()
 	defer func() {
 		if p := recover(); p != nil { // fail closed: no answer admits nobody
@@ -565,7 +590,7 @@ func (s *service) callout(m *nats.Msg) {
 		s.b.refuse(refusedLate)
 		return
 	}
-	answer, err := s.answer(ac)
+	answer, err := s.answer(ac, leaf)
 	if err != nil {
 		s.b.log.Warn(eventFault, slog.String("operation", "callout"), slog.String("error", err.Error()))
 		return
@@ -576,7 +601,7 @@ func (s *service) callout(m *nats.Msg) {
 	s.b.metrics.callout.Observe(s.b.now().Sub(began).Seconds())
 }
 
-func (s *service) answer(ac *jwt.AuthorizationRequestClaims) (string, error) {
+func (s *service) answer(ac *jwt.AuthorizationRequestClaims, leaf memberID) (string, error) {
 	issuer := s.b.keys.issuer.Pair()
 	a, r := decide(ac, s.b.certs.Load().trust)
 	if r != "" { // not proven: nothing of it is logged but the address
@@ -584,6 +609,7 @@ func (s *service) answer(ac *jwt.AuthorizationRequestClaims) (string, error) {
 		s.b.log.Info(eventRefused, slog.String("reason", string(r)), slog.String("remote", ac.ClientInformation.Host))
 		return encodeRefusal(issuer, ac, r)
 	}
+	a.leaf, a.server = leaf, ac.Server.ID
 	g, since, r := s.admit(a)
 	if r == "" {
 		s.b.metrics.admitted.WithLabelValues(string(a.id.Role)).Inc()
@@ -606,6 +632,9 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
 	defer cancel()
+	if r := s.admitLeaf(ctx, a); r != "" {
+		return g, since, r
+	}
 	m, found, err := s.members.Get(ctx, a.member())
 	elsewhere := false
 	if err == nil && !found {
@@ -640,7 +669,7 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 	case !v.ok:
 		return g, v.since, refusedDuplicate
 	}
-	session, err := s.generations.Next(ctx, a.id.Edge, a.id.Name, admission{Instance: a.instance(), NKey: a.nkey})
+	session, err := s.generations.Next(ctx, a.id.Edge, a.id.Name, admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name})
 	if err == nil {
 		s.notify(session.Edge, subjects.Admitted, &iopv1.SessionNotice{
 			NodeId: session.Node, Generation: session.Gen, InstanceId: a.instance(),
@@ -651,7 +680,7 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 		s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
 		return g, since, refusedUnavailable
 	}
-	if _, ok := s.ask(event{kind: evAdmitted, session: session, instance: a.instance()}); !ok {
+	if _, ok := s.ask(event{kind: evAdmitted, session: session, instance: a.instance(), leaf: a.leaf.Name, conn: connID{Server: a.server}}); !ok {
 		return g, since, refusedDraining
 	}
 	return a.nodeGrant(session), since, ""

@@ -44,6 +44,12 @@ func (f *File) applyDefaults() {
 	if f.Node != nil {
 		f.Node.applyDefaults()
 	}
+	if f.Leaf != nil {
+		f.Leaf.applyDefaults()
+	}
+	if f.Service != nil {
+		f.Service.applyDefaults()
+	}
 }
 
 func (b *Broker) applyDefaults() {
@@ -51,6 +57,7 @@ func (b *Broker) applyDefaults() {
 	or(&b.Listen, "127.0.0.1:4222")
 	or(&b.TrustDomain, defaultTrustDomain)
 	or(&b.HeartbeatBound, wire.HeartbeatBound)
+	b.clusterDefaults()
 }
 
 func (e *Edge) applyDefaults() {
@@ -94,8 +101,11 @@ func (n *EdgeNode) applyDefaults() {
 	for i := range n.Adapters {
 		a := &n.Adapters[i]
 		or(&a.Name, a.Type) // M1
-		if a.Type == TypeDemo {
+		switch a.Type {
+		case TypeDemo:
 			or(&a.Capacity, demoCapacity)
+		case TypeOpenAICompat:
+			or(&a.Profile, ProfileOpenAI)
 		}
 		or(&a.Capacity, defaultCapacity)
 		capacity[a.Name] = a.Capacity
@@ -129,6 +139,9 @@ func (f *File) resolvePaths(dir string) {
 	if b := f.Broker; b != nil {
 		tls(&b.TLS)
 		at(&b.StoreDir, &b.IssuerKey, &b.SystemKey, &b.CalloutKey, &b.ServiceKey)
+		if b.Cluster != nil {
+			at(b.Cluster.paths()...)
+		}
 	}
 	if e := f.Edge; e != nil {
 		tls(&e.Broker.TLS)
@@ -140,5 +153,11 @@ func (f *File) resolvePaths(dir string) {
 	if n := f.Node; n != nil {
 		tls(&n.Broker.TLS)
 		at(&n.Broker.NKey, &n.CurveKey)
+	}
+	if f.Leaf != nil {
+		at(f.Leaf.paths()...)
+	}
+	if f.Service != nil {
+		at(f.Service.paths()...)
 	}
 }

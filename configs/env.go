@@ -57,7 +57,7 @@ func override(f *File, environ []string) environment {
 		}
 		v, ok := l.in(f)
 		if !ok {
-			fault("the file has no section " + l.path[:strings.IndexByte(l.path, '.')])
+			fault("the file has no section " + l.missing(f))
 			continue
 		}
 		if want := setText(v, text); want != "" {
@@ -101,6 +101,21 @@ func (l leaf) variable() string {
 func (l leaf) in(f *File) (reflect.Value, bool) {
 	v, err := reflect.ValueOf(f).Elem().FieldByIndexErr(l.index)
 	return v, err == nil
+}
+
+// missing is the outermost section of the leaf that f does not have.
+func (l leaf) missing(f *File) string {
+	parts := strings.Split(l.path, ".")
+	v := reflect.ValueOf(f).Elem()
+	for i, at := range l.index {
+		if v = v.Field(at); v.Kind() == reflect.Pointer {
+			if v.IsNil() {
+				return strings.Join(parts[:i+1], ".")
+			}
+			v = v.Elem()
+		}
+	}
+	return l.path
 }
 
 func leavesOf(t reflect.Type, path string, index []int) []leaf {

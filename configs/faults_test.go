@@ -76,6 +76,8 @@ func TestI1Faults(t *testing.T) {
 		"list as map":       {broker + "  edge_keys: [a]\n", []string{"f.yaml:3: broker.edge_keys: want keys and values, got a list"}},
 		"models in a word":  {edge + "  models: all\n", []string{"f.yaml:4: edge.models: want the word auto or a list of models, got other text"}},
 		"log":               {edge + "log: {level: warning, format: xml}\n", []string{`f.yaml:4: log.level: unknown value "warning"; want one of: debug, info, warn, error`, `f.yaml:4: log.format: unknown value "xml"; want one of: text, json`}},
+		"admin of a broker": {broker + "  admin_listen: here\n", []string{"f.yaml:3: broker.admin_listen: want host:port, such as 127.0.0.1:8400"}},
+		"admin of a node":   {node + "  admin_listen: 127.0.0.1\n", []string{"f.yaml:6: node.admin_listen: want host:port, such as 127.0.0.1:8400"}},
 		"all at once": {"broker:\nedge:\n  nam: x\n  listen: here\n  queue:\n    depth: -1\n", []string{
 			"f.yaml:2: edge.name: is required", `f.yaml:3: edge.nam: unknown key; did you mean "name"?`,
 			"f.yaml:4: edge.listen: want host:port, such as 127.0.0.1:8400", "f.yaml:6: edge.queue.depth: is -1, must be at least 1",
@@ -306,7 +308,7 @@ func TestEveryVariableIsOneSetting(t *testing.T) {
 		}
 		seen[l.variable()] = l.path
 		// Each can be set, whatever its type.
-		f := &File{Broker: new(Broker), Edge: new(Edge), Node: new(Node)}
+		f := &File{Broker: &Broker{Cluster: new(Cluster)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
 		v, ok := l.in(f)
 		if !ok {
 			t.Errorf("%s is not there", l.path)

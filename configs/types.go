@@ -8,6 +8,9 @@ type File struct {
 	Broker *Broker `yaml:"broker"`
 	Edge   *Edge   `yaml:"edge"`
 	Node   *Node   `yaml:"node"`
+	Leaf   *Leaf   `yaml:"leaf"`
+	// Service is a session service beside a nats-server of its own.
+	Service *Service `yaml:"service"`
 }
 
 // Log says how much is logged and in what form.
@@ -27,9 +30,12 @@ type TLS struct {
 type Broker struct {
 	Name        string `yaml:"name"`         // "broker"
 	Listen      string `yaml:"listen"`       // "127.0.0.1:4222"
+	LeafListen  string `yaml:"leaf_listen"`  // for leaf brokers, such as "0.0.0.0:7422"; empty: none
 	StoreDir    string `yaml:"store_dir"`    // JetStream's folder
 	TrustDomain string `yaml:"trust_domain"` // "iop"
 	TLS         TLS    `yaml:"tls"`
+	// Cluster joins this broker with others; left out: it is alone.
+	Cluster *Cluster `yaml:"cluster"`
 	// Seeds of nkeys, one file each.
 	IssuerKey  string `yaml:"issuer_key"`  // account: signs callout answers and session tokens
 	SystemKey  string `yaml:"system_key"`  // the session service in SYS
@@ -42,6 +48,8 @@ type Broker struct {
 	// HeartbeatBound is how long a silent session still counts as alive when a
 	// second instance of its name asks to come in (B12); 5s.
 	HeartbeatBound time.Duration `yaml:"heartbeat_bound"`
+	// AdminListen is where /healthz, /readyz and /metrics are; empty: nowhere.
+	AdminListen string `yaml:"admin_listen"`
 }
 
 // Member is one registered workload.
@@ -121,9 +129,12 @@ type EdgeNode struct {
 
 // Adapter is one driver instance on a node.
 type Adapter struct {
-	Name     string `yaml:"name"` // empty: the type
-	Type     string `yaml:"type"` // openai_compat, demo
-	BaseURL  string `yaml:"base_url"`
+	Name    string `yaml:"name"` // empty: the type
+	Type    string `yaml:"type"` // openai_compat, demo
+	BaseURL string `yaml:"base_url"`
+	// Profile is the kind of server behind an openai_compat adapter: openai
+	// (default: nothing more is known of it), ollama, llamacpp, vllm.
+	Profile  string `yaml:"profile"`
 	Capacity int    `yaml:"capacity"` // 8 places at once; demo 64
 	Disabled bool   `yaml:"disabled"`
 	// StaticKeyName names a key in the Node's own environment (R7).
@@ -177,6 +188,8 @@ type Node struct {
 	CurveKey    string        `yaml:"curve_key"` // file: the recipient of credential leases
 	Reconnect   Reconnect     `yaml:"reconnect"`
 	StopGrace   time.Duration `yaml:"stop_grace"` // 10s
+	// AdminListen is where /healthz, /readyz and /metrics are; empty: nowhere.
+	AdminListen string `yaml:"admin_listen"`
 }
 
 // Reconnect is S3's policy.

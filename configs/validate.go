@@ -93,6 +93,13 @@ func (v *validator) listen(path, value string) {
 	}
 }
 
+// optionalListen is a listener that is off where it is left out.
+func (v *validator) optionalListen(path, value string) {
+	if value != "" {
+		v.listen(path, value)
+	}
+}
+
 func isHost(host string) bool {
 	return net.ParseIP(host) != nil || (len(host) <= 253 && !strings.ContainsFunc(host, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.' && r != '_'
@@ -164,12 +171,24 @@ func (f *File) validate() Faults {
 	if f.Node != nil {
 		f.Node.validate(v, made)
 	}
+	if f.Leaf != nil {
+		f.Leaf.validate(v)
+	}
+	if f.Service != nil {
+		f.Service.validate(v)
+	}
 	return v.faults
 }
 
 func (b *Broker) validate(v *validator, made bool) {
 	v.name("broker.name", b.Name)
 	v.listen("broker.listen", b.Listen)
+	if b.LeafListen != "" {
+		v.listen("broker.leaf_listen", b.LeafListen)
+		if b.LeafListen == b.Listen && !strings.HasSuffix(b.Listen, ":0") {
+			v.fault("broker.leaf_listen", "is the address of broker.listen")
+		}
+	}
 	v.trustDomain("broker.trust_domain", b.TrustDomain)
 	v.file("broker.store_dir", b.StoreDir, made)
 	v.tls("broker.tls", b.TLS, made)
@@ -178,6 +197,7 @@ func (b *Broker) validate(v *validator, made bool) {
 	v.file("broker.callout_key", b.CalloutKey, made)
 	v.file("broker.service_key", b.ServiceKey, made)
 	v.positive("broker.heartbeat_bound", b.HeartbeatBound)
+	v.optionalListen("broker.admin_listen", b.AdminListen)
 	keys := unique{}
 	for _, edge := range slices.Sorted(maps.Keys(b.EdgeKeys)) {
 		path := "broker.edge_keys." + printable(edge)
@@ -185,8 +205,15 @@ func (b *Broker) validate(v *validator, made bool) {
 		v.userKey(path, b.EdgeKeys[edge])
 		keys.add(v, path, b.EdgeKeys[edge], "its nkey")
 	}
-	for i, m := range b.Members {
-		path := fmt.Sprintf("broker.members[%d]", i)
+	v.members("broker.members", b.Members, keys)
+	if b.Cluster != nil {
+		b.Cluster.validate(v, b)
+	}
+}
+
+func (v *validator) members(at string, list []Member, keys unique) {
+	for i, m := range list {
+		path := fmt.Sprintf("%s[%d]", at, i)
 		v.name(path+".edge", m.Edge)
 		v.oneOf(path+".role", m.Role, "node", "edge", "leaf")
 		v.name(path+".name", m.Name)
@@ -200,17 +227,22 @@ func (r Remote) validate(v *validator, path string, inProcess bool) {
 	if len(r.URLs) == 0 && !inProcess {
 		v.fault(path+".urls", "is required, such as tls://broker.example:4222")
 	}
+	v.brokerURLs(path+".urls", r.URLs)
+	v.tls(path+".tls", r.TLS, inProcess)
+	v.file(path+".nkey", r.NKey, inProcess)
+}
+
+// brokerURLs are addresses to dial, each once.
+func (v *validator) brokerURLs(path string, urls []string) {
 	seen := unique{}
-	for i, raw := range r.URLs {
-		at := fmt.Sprintf("%s.urls[%d]", path, i)
+	for i, raw := range urls {
+		at := fmt.Sprintf("%s[%d]", path, i)
 		u, err := url.Parse(raw)
 		if err != nil || u.Scheme != "tls" || u.Hostname() == "" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
 			v.fault(at, "want tls://host:port and nothing else")
 		}
 		seen.add(v, at, raw, "the address")
 	}
-	v.tls(path+".tls", r.TLS, inProcess)
-	v.file(path+".nkey", r.NKey, inProcess)
 }
 
 func (e *Edge) validate(v *validator, made bool) {
@@ -344,6 +376,7 @@ func (n *EdgeNode) validateAdapters(v *validator, path string) []string {
 			if v.required(at+".base_url", a.BaseURL) {
 				v.baseURL(at+".base_url", a.BaseURL)
 			}
+			v.oneOf(at+".profile", a.Profile, ProfileIDs()...)
 			if a.StaticKeyName != "" {
 				v.variable(at+".static_key_name", a.StaticKeyName)
 			}
@@ -351,6 +384,9 @@ func (n *EdgeNode) validateAdapters(v *validator, path string) []string {
 				v.fault(at+".chunk_delay", "is for type %s only", TypeDemo)
 			}
 		case TypeDemo:
+			if a.Profile != "" {
+				v.fault(at+".profile", "is for type %s only", TypeOpenAICompat)
+			}
 			if a.BaseURL != "" {
 				v.fault(at+".base_url", "type %s calls no provider", TypeDemo)
 			}
@@ -442,6 +478,7 @@ func (n *Node) validate(v *validator, made bool) {
 	n.Broker.validate(v, "node.broker", made)
 	v.file("node.curve_key", n.CurveKey, made)
 	v.positive("node.stop_grace", n.StopGrace)
+	v.optionalListen("node.admin_listen", n.AdminListen)
 	n.Reconnect.validate(v)
 }
 

@@ -23,8 +23,11 @@ func poolConfig(cfg *configs.Edge) pool.Config {
 			pa := pool.Adapter{
 				Node: n.Name, Name: adapterName(a), Capacity: a.Capacity, Fallback: a.Fallback, Disabled: a.Disabled,
 			}
-			if a.Type == "demo" {
+			switch a.Type {
+			case configs.TypeDemo:
 				pa.Operations = demoOperations
+			case configs.TypeOpenAICompat:
+				pa.Operations = profileOf(a).OperationNames()
 			}
 			out.Adapters = append(out.Adapters, pa)
 		}
@@ -72,12 +75,36 @@ func nodePayload(cfg *configs.Edge, name string, revision uint64) *iopv1.NodeCon
 	for _, a := range cfg.Nodes[i].Adapters {
 		c := &iopv1.AdapterConfig{Name: adapterName(a), Type: a.Type, Capacity: int32(a.Capacity), Enabled: !a.Disabled}
 		switch a.Type {
-		case "openai_compat":
-			c.OpenaiCompat = &iopv1.OpenAICompatAdapterConfig{BaseUrl: a.BaseURL, StaticKeyName: a.StaticKeyName}
-		case "demo":
+		case configs.TypeOpenAICompat:
+			c.OpenaiCompat = &iopv1.OpenAICompatAdapterConfig{
+				BaseUrl: a.BaseURL, StaticKeyName: a.StaticKeyName, ProtocolProfile: profilePayload(profileOf(a)),
+			}
+		case configs.TypeDemo:
 			c.Demo = &iopv1.DemoAdapterConfig{ChunkDelayMs: int32(a.ChunkDelay / time.Millisecond)}
 		}
 		out.Adapters = append(out.Adapters, c)
+	}
+	return out
+}
+
+// profileOf is the profile of an adapter whose configuration was validated.
+func profileOf(a configs.Adapter) configs.Profile {
+	p, ok := configs.ProfileOf(a.Profile)
+	if !ok {
+		panic("BUG: edge: a validated adapter has a known profile")
+	}
+	return p
+}
+
+// profilePayload is a profile in the wire's words (T2).
+func profilePayload(p configs.Profile) *iopv1.ConcreteProtocolProfile {
+	out := &iopv1.ConcreteProtocolProfile{
+		Id: p.ID, Revision: 1, AuthHeader: p.AuthHeader, AuthPrefix: p.AuthPrefix, ModelsPath: p.ModelsPath,
+	}
+	for _, op := range p.Operations {
+		out.Operations = append(out.Operations, &iopv1.ConcreteProtocolProfile_Operation{
+			Name: op.Name, Method: op.Method, Path: op.Path, Streaming: op.Streaming,
+		})
 	}
 	return out
 }

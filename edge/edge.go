@@ -121,8 +121,31 @@ func (e *Edge) Run(ctx context.Context) error {
 		return err
 	}
 	defer e.admin.Close()
+	var servers errgroup.Group
+	failed := make(chan struct{}, 2)
+	serve := func(s *http.Server, l net.Listener) {
+		servers.Go(func() error {
+			err := s.Serve(l)
+			failed <- struct{}{}
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			return err
+		})
+	}
+	// Health is told from the start: the dial may take as long as the broker does.
+	admin := &http.Server{
+		Handler:           httpapi.AdminHandler(func() error { return nil }, e.checkReady, e.deps.Metrics),
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+	}
+	serve(admin, e.admin)
 	if e.bus, err = e.deps.Dial(ctx, e.busError); err != nil {
-		return fmt.Errorf("edge: broker: %w", err)
+		if ctx.Err() != nil { // told to stop while it dialled
+			err = nil
+		} else {
+			err = fmt.Errorf("edge: broker: %w", err)
+		}
+		return errors.Join(err, admin.Close(), servers.Wait())
 	}
 	defer e.bus.Close()
 
@@ -162,32 +185,14 @@ func (e *Edge) Run(ctx context.Context) error {
 	if err := e.subscribe(ctx); err != nil {
 		stopParts()
 		stopLoop()
-		return errors.Join(err, parts.Wait(), loops.Wait())
+		return errors.Join(err, parts.Wait(), loops.Wait(), admin.Close(), servers.Wait())
 	}
 
 	callers := api.Server(api.Handler())
 	answers, cutAnswers := context.WithCancelCause(base)
 	defer cutAnswers(nil)
 	callers.BaseContext = func(net.Listener) context.Context { return answers }
-	admin := &http.Server{
-		Handler:           httpapi.AdminHandler(func() error { return nil }, e.checkReady, e.deps.Metrics),
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-	}
-	var servers errgroup.Group
-	failed := make(chan struct{}, 2)
-	for _, s := range []struct {
-		server *http.Server
-		l      net.Listener
-	}{{callers, e.listener}, {admin, e.admin}} {
-		servers.Go(func() error {
-			err := s.server.Serve(s.l)
-			failed <- struct{}{}
-			if errors.Is(err, http.ErrServerClosed) {
-				return nil
-			}
-			return err
-		})
-	}
+	serve(callers, e.listener)
 	e.log.LogAttrs(ctx, slog.LevelInfo, eventStarted, slog.String("listen", e.Addr()), slog.String("admin", e.AdminAddr()))
 	close(e.ready)
 
@@ -233,7 +238,9 @@ func (e *Edge) stop(base context.Context, callers, admin *http.Server, cut conte
 	ask, cancelAsk := context.WithTimeout(base, time.Second)
 	defer cancelAsk()
 	e.loop.in.put(item{reg: registry.Stopped{}}, false)
-	return errors.Join(err, e.loop.ask(ask, func() {}), e.bus.Flush(ask))
+	err = errors.Join(err, e.loop.ask(ask, func() {}))
+	_ = e.bus.Flush(ask) // where the broker is gone already, nobody is left to be told
+	return err
 }
 
 func (e *Edge) subscribe(ctx context.Context) error {
@@ -259,6 +266,11 @@ func (e *Edge) subscribe(ctx context.Context) error {
 func (e *Edge) checkReady() error {
 	if e.stopping.Load() {
 		return errors.New("stopping")
+	}
+	select {
+	case <-e.ready:
+	default:
+		return errors.New("not connected to the broker yet")
 	}
 	select {
 	case <-e.bus.Closed():

@@ -17,6 +17,7 @@ import (
 	"github.com/iop-fabric/iop/agent"
 	"github.com/iop-fabric/iop/internal/bus"
 	"github.com/iop-fabric/iop/internal/bus/membus"
+	"github.com/iop-fabric/iop/internal/fakeprovider"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
@@ -35,6 +36,12 @@ func TestReadUsage(t *testing.T) {
 		`{"usage":{"prompt_tokens":9,"completion_tokens":9}} {"usage":null}`:                                                                                                     {9, 9, 18},
 		`{"usage":{"prompt_tokens":9,"completion_tokens":5,"total_tokens":14,"prompt_tokens_details":{"cached_tokens":3},"completion_tokens_details":{"reasoning_tokens":2}}}`:   {9, 5, 14, 3, 2},
 		`{"usage":{"input_tokens":9,"output_tokens":5,"total_tokens":14,"input_tokens_details":{"cached_tokens":3},"output_tokens_details":{"reasoning_tokens":2}},"x":"usage"}`: {9, 5, 14, 3, 2},
+		// Messages: Ollama tells all at the end, llama.cpp and others the input in front.
+		`{"type":"message_delta","usage":{"input_tokens":32,"output_tokens":14}}`: {32, 14, 46},
+		"data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":1,\"cache_read_input_tokens\":21,\"output_tokens\":0}}}\n\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":14}}": {22, 14, 36, 21},
+		`{"type":"message","usage":{"input_tokens":5,"cache_creation_input_tokens":100,"cache_read_input_tokens":7,"output_tokens":3}}`:                                                                             {112, 3, 115, 7},
+		`{"type":"message_delta","usage":{"output_tokens":14}}`:                                {0, 14, 0}, // its beginning is out of sight
+		`{"object":"list","data":[],"model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}`: {3, 0, 3},
 	} {
 		u := readUsage([]byte(in))
 		got := [5]int64{u.GetInputTokens(), u.GetOutputTokens(), u.GetTotalTokens(), u.GetCachedInputTokens(), u.GetReasoningTokens()}
@@ -44,13 +51,53 @@ func TestReadUsage(t *testing.T) {
 	}
 	for _, in := range []string{
 		``, `usage`, `"usage"`, `{"usage"`, `{"usage":`, `{"usage":{`, `{"usage":null}`, `{"usage":7}`, `{"usage":{}}`,
-		`{"usage":{"prompt_tokens":"1"}}`, `{"usage":{"prompt_tokens":-1}}`, `{"usage":{"prompt_tokens":1.5}}`,
+		`{"usage":{"prompt_tokens":"1"}}`, `{"usage":{"prompt_tokens":-1}}`,
+		`{"usage":{"input_tokens":9007199254740993,"output_tokens":1}}`, `{"usage":{"input_tokens":1,"cache_read_input_tokens":-1}}`,
+		`{"usage":{"input_tokens":9223372036854775807,"cache_read_input_tokens":9223372036854775807,"output_tokens":3}}`,
+		`{"usage":{"prompt_tokens":1.5}}`,
 		`{"usage":{"prompt_tokens":1,"completion_tok`, // cut
 		`{"content":"{\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}"}`,
 		`{"usage":{"prompt_tokens":1}} then {"usage":{"prompt_tokens":`, // the last one is what counts
 	} {
 		if u := readUsage([]byte(in)); u != nil {
 			t.Errorf("%s: guessed %v", in, u)
+		}
+	}
+}
+
+// What Ollama and llama.cpp's server really answered, shape by shape.
+//
+// Contract: T3
+func TestReadUsageOfRecordedAnswers(t *testing.T) {
+	for _, c := range []struct {
+		server, name   string
+		in, out, total int64
+	}{
+		{"ollama", "v1-chat-stream-usage", 32, 14, 46},
+		{"ollama", "v1-completions", 32, 14, 46},
+		{"ollama", "v1-embeddings", 3, 0, 3},
+		{"ollama", "v1-messages", 32, 14, 46},
+		{"ollama", "v1-messages-stream", 32, 14, 46},
+		{"ollama", "v1-responses", 32, 14, 46},
+		{"ollama", "v1-responses-stream", 32, 14, 46},
+		{"llama-server", "v1-messages", 22, 14, 36},
+		{"llama-server", "v1-messages-stream", 22, 14, 36},
+		{"llama-server", "v1-responses-stream", 22, 14, 36},
+		{"llama-server", "v1-completions-stream", 3, 5, 8},
+	} {
+		all, err := fakeprovider.Captures(c.server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(all, func(x fakeprovider.Capture) bool { return x.Name == c.name })
+		if i < 0 {
+			t.Fatalf("%s/%s is not recorded", c.server, c.name)
+		}
+		var end tail
+		end.write([]byte(all[i].Answer))
+		u := readUsage(end.bytes())
+		if u.GetInputTokens() != c.in || u.GetOutputTokens() != c.out || u.GetTotalTokens() != c.total {
+			t.Errorf("%s/%s: %v", c.server, c.name, u)
 		}
 	}
 }

@@ -5,6 +5,7 @@
 //	iop.v1.<edge>.<node>.<gen>.down.<verb>[.<run>]   Edge (and the session service) to Node
 //	iop.v1.<edge>.ctl.<verb>                         session service to Edge
 //	iop.v1.<edge>.store.<op>                         Edge, answered by the session service
+//	iop.v1.<edge>.leaf.<leaf>.<verb>                 a leaf's agent and the session service
 //	iop.v1.callout.<edge>.<leaf>                     a leaf's callout requests
 //	_INBOX.<edge>.<node>.<connection>.>              a Node's inbox, for USER.INFO alone
 //	_INBOX.<edge>._nr.<run>                          no-responders notices to Edge (G4)

@@ -43,25 +43,34 @@ func ServicePermissions() Permissions {
 	return Permissions{
 		Publish: []string{
 			root + "*.ctl.>", root + "*.*.*.down.session", root + "*.*.*.down.fence",
+			LeafEverywhere(Here), LeafEverywhere(Noted), LeafEverywhere(Kick),
 			// Answers to store requests go to the asking Edge's inbox.
 			"_INBOX.*._edge.>",
 		},
 		Subscribe: []string{
 			UpEverywhere(SessionVerb), UpEverywhere(Heartbeat), StoreEverywhere(),
+			LeafEverywhere(Beat), LeafEverywhere(Opened), LeafEverywhere(Ended),
 		},
 	}
 }
 
 // LeafPermissions confines a leaf link to what its site's Nodes and its agent
-// need of one edge: it carries sessions and callouts, and neither the store nor
-// another leaf's callouts. The replies of a callout come on "_R_.>".
+// need of one edge: it carries sessions, callouts and its agent's words, and no
+// notice to the Edge, nothing of the store and nothing of another leaf. The
+// replies of a callout come on "_R_.>".
 func LeafPermissions(edge, leaf string) Permissions {
+	agent := LeafAgentPermissions(edge, leaf)
 	return Permissions{
-		Publish: []string{
-			root + mustName(edge) + ".*.*.up.>",
-			Ctl(edge, Closed),
-			Callout(edge, leaf),
-		},
-		Subscribe: []string{root + edge + ".*.*.down.>", "_R_.>"},
+		Publish:   append([]string{root + mustName(edge) + ".*.*.up.>", Callout(edge, leaf)}, agent.Publish...),
+		Subscribe: append([]string{root + edge + ".*.*.down.>", "_R_.>"}, agent.Subscribe...),
+	}
+}
+
+// LeafAgentPermissions is the set of the agent in a leaf's process, at its own
+// leaf: what it and the session service tell each other.
+func LeafAgentPermissions(edge, leaf string) Permissions {
+	return Permissions{
+		Publish:   []string{Leaf(edge, leaf, Beat), Leaf(edge, leaf, Opened), Leaf(edge, leaf, Ended)},
+		Subscribe: []string{Leaf(edge, leaf, Here), Leaf(edge, leaf, Noted), Leaf(edge, leaf, Kick)},
 	}
 }

@@ -47,6 +47,17 @@ const (
 	List     Verb = "list"
 )
 
+// What a leaf's agent and the session service tell each other (Y3). The first
+// three are the agent's, the others the service's.
+const (
+	Beat   Verb = "beat"   // the agent is there
+	Opened Verb = "opened" // a session's connection stands at the leaf
+	Ended  Verb = "ended"  // it has ended
+	Here   Verb = "here"   // the service is there
+	Noted  Verb = "noted"  // what was opened or ended is known
+	Kick   Verb = "kick"   // a session must go
+)
+
 // withRun says of each verb and direction whether a run id follows it.
 var (
 	upVerbs = map[Verb]bool{
@@ -60,6 +71,7 @@ var (
 	}
 	ctlVerbs  = map[Verb]bool{Admitted: true, Closed: true, Changed: true}
 	storeOps  = map[Verb]bool{Get: true, Put: true, List: true}
+	leafVerbs = map[Verb]bool{Beat: true, Opened: true, Ended: true, Here: true, Noted: true, Kick: true}
 	errParse  = errors.New("not a subject of iop.v1")
 	errTokens = errors.New("wrong number of tokens")
 )
@@ -262,6 +274,36 @@ func ParseCallout(subject string) (edge, leaf string, err error) {
 		return "", "", errParse
 	}
 	return edge, leaf, nil
+}
+
+// Leaf builds iop.v1.<edge>.leaf.<leaf>.<verb>: what one leaf's agent and the
+// session service tell each other.
+func Leaf(edge, leaf string, v Verb) string {
+	if !leafVerbs[v] {
+		panic("BUG: subjects I2: leaf verb " + string(v))
+	}
+	return root + mustName(edge) + ".leaf." + mustName(leaf) + "." + string(v)
+}
+
+// LeafEverywhere matches one verb of every leaf: the session service's view.
+func LeafEverywhere(v Verb) string {
+	if !leafVerbs[v] {
+		panic("BUG: subjects I2: leaf verb " + string(v))
+	}
+	return root + "*.leaf.*." + string(v)
+}
+
+// ParseLeaf parses it; who speaks, or is spoken to, is there.
+func ParseLeaf(subject string) (edge, leaf string, v Verb, err error) {
+	rest, ok := strings.CutPrefix(subject, root)
+	if !ok {
+		return "", "", "", errParse
+	}
+	parts := strings.Split(rest, ".")
+	if len(parts) != 4 || parts[1] != "leaf" || !ValidName(parts[0]) || !ValidName(parts[2]) || !leafVerbs[Verb(parts[3])] {
+		return "", "", "", errParse
+	}
+	return parts[0], parts[2], Verb(parts[3]), nil
 }
 
 // NodeInbox is the prefix of the one inbox a Node's connection may be answered

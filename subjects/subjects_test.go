@@ -74,6 +74,14 @@ func TestI1RoundTrip(t *testing.T) {
 		if edge, leaf, err := ParseCallout(Callout(s.Edge, s.Node)); err != nil || edge != s.Edge || leaf != s.Node {
 			t.Fatalf("callout: %s %s %v", edge, leaf, err)
 		}
+		for v := range leafVerbs {
+			if edge, leaf, got, err := ParseLeaf(Leaf(s.Edge, s.Node, v)); err != nil || edge != s.Edge || leaf != s.Node || got != v {
+				t.Fatalf("leaf %s: %s %s %s %v", v, edge, leaf, got, err)
+			}
+			if !match(LeafEverywhere(v), Leaf(s.Edge, s.Node, v)) {
+				t.Fatalf("%s does not match", LeafEverywhere(v))
+			}
+		}
 		if run, err := ParseNoResponders(NoResponders(s.Edge, someRun)); err != nil || run != someRun {
 			t.Fatalf("no responders: %s %v", run, err)
 		}
@@ -108,6 +116,10 @@ func TestI2BuildersRefuse(t *testing.T) {
 			"store op":          func(s string) { Store("e1", Verb(s)) },
 			"callout edge":      func(s string) { Callout(s, "l1") },
 			"callout leaf":      func(s string) { Callout("e1", s) },
+			"leaf edge":         func(s string) { Leaf(s, "l1", Beat) },
+			"leaf leaf":         func(s string) { Leaf("e1", s, Beat) },
+			"leaf verb":         func(s string) { Leaf("e1", "l1", Verb(s)) },
+			"leaf everywhere":   func(s string) { LeafEverywhere(Verb(s)) },
 			"node inbox edge":   func(s string) { NodeInbox(s, "n1", someConn) },
 			"node inbox node":   func(s string) { NodeInbox("e1", s, someConn) },
 			"node inbox conn":   func(s string) { NodeInbox("e1", "n1", s) },
@@ -177,6 +189,11 @@ func TestParsersRefuse(t *testing.T) {
 			t.Errorf("callout %q: %s %s", subject, edge, leaf)
 		}
 	}
+	for _, subject := range []string{"", "iop.v1.e1.leaf.l1", "iop.v1.e1.leaf.l1.nothing", "iop.v1.e1.leaf.*.beat", "iop.v1.e1.leaf.l1.beat.x", "iop.v1.e1.ctl.l1.beat", "iop.v1.callout.leaf.l1.beat"} {
+		if edge, leaf, v, err := ParseLeaf(subject); err == nil {
+			t.Errorf("leaf %q: %s %s %s", subject, edge, leaf, v)
+		}
+	}
 	for _, subject := range []string{"", someRun, "_INBOX.e1._edge." + someRun, "_INBOX.e1._nr.short", "x._nr." + someRun} {
 		if run, err := ParseNoResponders(subject); err == nil {
 			t.Errorf("no responders %q: %s", subject, run)
@@ -199,6 +216,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(Ctl("e1", Closed))
 	f.Add(Store("e1", Put))
 	f.Add(Callout("e1", "l1"))
+	f.Add(Leaf("e1", "l1", Opened))
 	f.Add(NoResponders("e1", someRun))
 	f.Add("iop.v1.e1.n1.01.up.register")
 	f.Add(someSession.String())
@@ -217,6 +235,9 @@ func FuzzParse(f *testing.F) {
 		}
 		if edge, leaf, err := ParseCallout(subject); err == nil && Callout(edge, leaf) != subject {
 			t.Errorf("callout %q", subject)
+		}
+		if edge, leaf, v, err := ParseLeaf(subject); err == nil && Leaf(edge, leaf, v) != subject {
+			t.Errorf("leaf %q", subject)
 		}
 		if s, err := ParseSession(subject); err == nil && s.String() != subject {
 			t.Errorf("session %q", subject)
@@ -371,7 +392,32 @@ func TestI3PermissionsFitTheBuilders(t *testing.T) {
 			check("edge publishes", edge.Publish, Ctl(s.Edge, v), false)
 			check("node publishes", node.Publish, Ctl(s.Edge, v), false)
 			check("node reads", node.Subscribe, Ctl(s.Edge, v), false)
-			check("leaf publishes", leaf.Publish, Ctl(s.Edge, v), v == Closed)
+			check("leaf publishes", leaf.Publish, Ctl(s.Edge, v), false)
+		}
+		for v := range leafVerbs {
+			agents := v == Beat || v == Opened || v == Ended
+			agent := LeafAgentPermissions(s.Edge, "l1")
+			own := Leaf(s.Edge, "l1", v)
+			check("leaf publishes", leaf.Publish, own, agents)
+			check("leaf reads", leaf.Subscribe, own, !agents)
+			check("agent publishes", agent.Publish, own, agents)
+			check("agent reads", agent.Subscribe, own, !agents)
+			check("service reads", service.Subscribe, own, agents)
+			check("service publishes", service.Publish, own, !agents)
+			for _, p := range []Permissions{node, edge, lobby} {
+				check("no leaf", p.Publish, own, false)
+				check("no leaf", p.Subscribe, own, false)
+			}
+			foreign := []string{Leaf(s.Edge, "l2", v)}
+			if other.Edge != s.Edge {
+				foreign = append(foreign, Leaf(other.Edge, "l1", v))
+			}
+			for _, subject := range foreign {
+				for _, p := range []Permissions{leaf, agent} {
+					check("another leaf", p.Publish, subject, false)
+					check("another leaf", p.Subscribe, subject, false)
+				}
+			}
 		}
 		for v := range storeOps {
 			check("edge publishes", edge.Publish, Store(s.Edge, v), true)

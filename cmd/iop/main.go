@@ -30,8 +30,16 @@ func main() {
 	// Libraries that print by themselves could print what a peer sent (O2); what
 	// matters is logged by us.
 	log.SetOutput(io.Discard)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	stop := make(chan os.Signal, 2) // two are told apart, a third means the same
+	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-stop
+		cancel() // gracefully
+		<-stop
+		fmt.Fprintln(os.Stderr, "iop: told twice to stop: stopping at once")
+		os.Exit(exitFailed)
+	}()
 	os.Exit(runTo(ctx, os.Stdout, os.Stderr, os.Args[1:]))
 }
 
@@ -62,8 +70,10 @@ func newRoot() *cobra.Command {
 		Long: `iop gives the language models on machines you own one OpenAI-compatible URL.
 
   iop up        broker, edge and node in one process: the quickest start
-  iop init      make the keys and a configuration file to edit
+  iop init      make the keys and a configuration file to edit; with --out, a folder for each of many hosts
   iop validate  check a configuration file without starting anything
+
+  iop broker, iop edge, iop node   the same three, each a process of its own
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		SilenceUsage: true, SilenceErrors: true,
@@ -76,7 +86,7 @@ Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newInit(), newValidate(), newVersion())
+	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 

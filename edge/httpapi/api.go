@@ -112,28 +112,51 @@ type route struct {
 	operation string // also the metrics' label
 	method    string // GET includes HEAD
 	path      string // exact, or with a '/' at its end a prefix
+	dialect   dialect
 	serve     func(*API, *exchange, *http.Request) reason
 }
 
 // The operations of this surface, as labels and as profiles name them.
 const (
-	opChat   = "chat_completions"
-	opModels = "models"
-	opModel  = "model"
-	opRoot   = "root"
-	opOther  = "other"
+	opChat        = "chat_completions"
+	opCompletions = "completions"
+	opResponses   = "responses"
+	opEmbeddings  = "embeddings"
+	opRerank      = "rerank"
+	opMessages    = "messages"
+	opCountTokens = "count_tokens"
+	opModels      = "models"
+	opModel       = "model"
+	opRoot        = "root"
+	opOther       = "other"
 )
 
 // routes is the whole surface. A path is matched as the caller spelt it, before
-// any decoding, and what a provider gets is the route's own path.
+// any decoding; the query has no part in it (A52). What a provider gets is its
+// profile's path for the operation.
 var routes = []route{
-	{opChat, http.MethodPost, "/v1/chat/completions", (*API).relay},
-	{opModels, http.MethodGet, "/v1/models", (*API).listModels},
-	{opModel, http.MethodGet, "/v1/models/", (*API).getModel},
-	{opRoot, http.MethodGet, "/", (*API).root},
+	{opChat, http.MethodPost, "/v1/chat/completions", openAI, (*API).relay},
+	{opResponses, http.MethodPost, "/v1/responses", responses, (*API).relay},
+	{opMessages, http.MethodPost, "/v1/messages", anthropic, (*API).relay},
+	{opCountTokens, http.MethodPost, "/v1/messages/count_tokens", anthropic, (*API).relay},
+	{opCompletions, http.MethodPost, "/v1/completions", openAI, (*API).relay},
+	{opEmbeddings, http.MethodPost, "/v1/embeddings", openAI, (*API).relay},
+	{opRerank, http.MethodPost, "/v1/rerank", openAI, (*API).relay},
+	{opModels, http.MethodGet, "/v1/models", openAI, (*API).listModels},
+	{opModel, http.MethodGet, "/v1/models/", openAI, (*API).getModel},
+	{opRoot, http.MethodGet, "/", openAI, (*API).root},
 }
 
 var otherRoute = route{operation: opOther}
+
+// operations are the labels there can be.
+func operations() []string {
+	all := []string{opOther}
+	for i := range routes {
+		all = append(all, routes[i].operation)
+	}
+	return all
+}
 
 func match(path string) (*route, bool) {
 	for i := range routes {
@@ -172,7 +195,9 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 func (a *API) admit(x *exchange, r *http.Request) reason {
 	path := r.URL.EscapedPath()
 	rt, known := match(path)
-	x.route = rt
+	if x.route, x.dialect = rt, rt.dialect; !known {
+		x.dialect = dialectOf(path)
+	}
 	switch {
 	case r.Method == http.MethodConnect:
 		return x.refuseMethod(rt)
@@ -214,17 +239,21 @@ func asksUpgrade(h http.Header) bool {
 	return false
 }
 
-// pathHint names the base URL that the caller probably meant (A46).
+// pathHint names the base URL that the caller probably meant (A46). Anthropic's
+// clients add /v1 themselves.
 func pathHint(r *http.Request) string {
-	base := "/v1"
+	base := ""
 	if host := r.Host; host != "" && strings.Trim(host, hostChars) == "" {
 		scheme := "http://"
 		if r.TLS != nil {
 			scheme = "https://"
 		}
-		base = scheme + host + "/v1"
+		base = scheme + host
 	}
-	hint := "nothing is served at this path; the base URL is " + base
+	hint := "nothing is served at this path; the base URL is " + base + "/v1"
+	if base != "" && (strings.Contains(r.URL.Path, "/messages") || len(r.Header["Anthropic-Version"]) > 0) {
+		hint = "nothing is served at this path; the base URL of Anthropic clients is " + base
+	}
 	if strings.HasPrefix(r.URL.Path, "/v1/v1") {
 		hint += ", and the path holds /v1 twice"
 	}

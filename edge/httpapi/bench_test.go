@@ -38,13 +38,20 @@ var (
 )
 
 func benchmark(b *testing.B, doc string, chunks int) {
+	benchmarkAs(b, "/v1/chat/completions", doc, chunks)
+}
+
+func benchmarkAs(b *testing.B, path, doc string, chunks int, more ...string) {
 	api := New(Config{Keys: []Key{{Name: "a", Digest: DigestOf(goodKey)}}}, Deps{Pool: &quietPool{}, Runner: quietRunner{chunks}})
 	h := api.Handler()
 	header := http.Header{"Authorization": {"Bearer " + goodKey}, "Content-Type": {"application/json"}, "User-Agent": {"sdk/1.2.3"}, "Accept": {"*/*"}}
+	for i := 0; i+1 < len(more); i += 2 {
+		header.Set(more[i], more[i+1])
+	}
 	b.ReportAllocs()
 	b.SetBytes(int64(len(doc)))
 	for b.Loop() {
-		r, err := http.NewRequest("POST", "/v1/chat/completions", io.NopCloser(strings.NewReader(doc)))
+		r, err := http.NewRequest("POST", path, io.NopCloser(strings.NewReader(doc)))
 		if err != nil {
 			b.Fatal(err)
 		}

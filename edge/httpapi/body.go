@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 const (
@@ -131,6 +133,10 @@ func readFailure(ctx context.Context, err error) reason {
 	switch {
 	case err == io.EOF: //nolint:errorlint // a reader's end is io.EOF itself
 		return ""
+	case errors.Is(err, errRatio), errors.Is(err, errLarge), errors.Is(err, errWindow), errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return tooLarge
+	case errors.Is(err, errNoRoom):
+		return bodiesFull
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return slowBody
 	case ctx.Err() != nil:

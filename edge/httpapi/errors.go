@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"github.com/iop-fabric/iop/edge/pool"
@@ -87,14 +86,14 @@ var table = map[reason]row{
 	badHeader:    {400, "invalid_header", invalidRequest, invalidRequest, 0, false, "a request header is malformed"},
 	unsupported:  {400, "unsupported_operation", invalidRequest, invalidRequest, 0, false, "no provider of this model can do this"},
 	upgradeAsked: {400, "upgrade_refused", invalidRequest, invalidRequest, 0, false, "connections are not upgraded here"},
-	noKey:        {401, "invalid_api_key", invalidRequest, "authentication_error", 0, false, "a valid API key is needed: Authorization: Bearer <key>"},
+	noKey:        {401, "invalid_api_key", invalidRequest, "authentication_error", 0, false, "a valid API key is needed: Authorization: Bearer <key>, or x-api-key: <key>"},
 	forbidden:    {403, "model_not_allowed", "permission_error", "permission_error", 0, false, "this API key may not use the model"},
 	unknownModel: {404, "model_not_found", invalidRequest, "not_found_error", 0, false, "the model does not exist here"},
 	unknownPath:  {404, "unknown_path", invalidRequest, "not_found_error", 0, false, "nothing is served at this path"},
 	badMethod:    {405, "method_not_allowed", invalidRequest, invalidRequest, 0, false, "this path does not take the method"},
 	slowBody:     {408, "request_timeout", invalidRequest, timedOut, 0, false, "the request body came too slowly"},
 	tooLarge:     {413, "request_too_large", invalidRequest, "request_too_large", 0, false, "the request body is larger than this server takes"},
-	badEncoding:  {415, "unsupported_content_encoding", invalidRequest, invalidRequest, 0, false, "the request body must come without Content-Encoding"},
+	badEncoding:  {415, "unsupported_content_encoding", invalidRequest, invalidRequest, 0, false, "the request body must come as it is, or in one Content-Encoding of gzip and zstd"},
 	misdirected:  {421, "misdirected_request", invalidRequest, invalidRequest, 0, false, "this server answers only for itself"},
 	tooManyOfKey: {429, "too_many_streams", rateLimit, "rate_limit_error", 1, false, "this API key has too many requests running"},
 	queueFull:    {429, "queue_full", rateLimit, "rate_limit_error", 1, false, "the queue of this model is full"},
@@ -159,9 +158,11 @@ type errorDetail struct {
 	Code    string  `json:"code"`
 }
 
-// openAIError renders a reason; a non-empty detail takes the place of the
-// table's message.
-func openAIError(why reason, detail string) []byte {
+func openAIError(why reason, detail string) []byte { return marshal(errorObject(why, detail)) }
+
+// errorObject is a reason in OpenAI's words; a non-empty detail takes the place
+// of the table's message.
+func errorObject(why reason, detail string) errorBody {
 	r := rowOf(why)
 	if detail == "" {
 		detail = r.message
@@ -173,11 +174,7 @@ func openAIError(why reason, detail string) []byte {
 		e.Error.Param = &param
 	default: // no parameter is at fault
 	}
-	b, err := json.Marshal(e)
-	if err != nil {
-		panic("BUG: httpapi: an error object always marshals: " + err.Error())
-	}
-	return b
+	return e
 }
 
 // maxAttempts bounds the attempts of one request, the first included.

@@ -1,12 +1,10 @@
 package httpapi
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/iop-fabric/iop/wire"
@@ -16,11 +14,14 @@ import (
 // exchange is one request and its answer. It is the dispatch.Writer of the
 // request's attempts.
 type exchange struct {
-	api   *API
-	w     http.ResponseWriter
-	rc    *http.ResponseController
-	h2    bool
-	route *route
+	api *API
+	w   http.ResponseWriter
+	rc  *http.ResponseController
+	h2  bool
+	// dialect is the route's, or where there is none what the path looks like.
+	dialect dialect
+	coding  coding // of the caller's body
+	route   *route
 
 	began   time.Time
 	id      string // minted
@@ -66,6 +67,9 @@ func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
 	w.Header()["X-Request-Id"] = []string{shown}
 	return x
 }
+
+// shown is the request's id as its answer shows it.
+func (x *exchange) shown() string { return x.w.Header()["X-Request-Id"][0] }
 
 // --- bounds of time -------------------------------------------------------
 
@@ -138,7 +142,7 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 	x.status = status
 	x.bodiless = status == http.StatusNoContent || status == http.StatusNotModified
 	if isEventStream(h) && length < 0 && !x.bodiless {
-		x.events = &eventWatch{}
+		x.events = newEventWatch(x.dialect)
 	}
 	x.armWrite()
 	x.committed = true
@@ -250,7 +254,7 @@ func (x *exchange) conclude(r *http.Request, why reason) (abort bool) {
 		return x.broken != nil
 	case x.events != nil && !x.events.whole() && x.fault == nil && !x.cut:
 		x.armWrite()
-		_, err := x.w.Write(x.events.failure(why))
+		_, err := x.w.Write(x.events.failure(why, x.shown()))
 		return x.wrote(err) != nil
 	default:
 		// What was given is a true beginning of the answer; it goes out before the
@@ -267,11 +271,18 @@ func (x *exchange) refuseWith(why reason) {
 	if ro.retryAfter > 0 {
 		h["Retry-After"] = []string{strconv.Itoa(ro.retryAfter)}
 	}
-	if why == noKey {
+	switch why {
+	case noKey:
 		h["Www-Authenticate"] = []string{"Bearer"}
+	case badEncoding:
+		h["Accept-Encoding"] = []string{acceptedCodings}
+	default: // the status says it all
+	}
+	if x.dialect == anthropic {
+		h["Request-Id"] = []string{x.shown()} // where its client libraries look for it
 	}
 	x.optIn(h)
-	x.writeJSON(ro.status, openAIError(why, x.detail))
+	x.writeJSON(ro.status, x.dialect.errorOf(why, x.detail, x.shown()))
 }
 
 // discardTime bounds how long the rest of a refused body is read.
@@ -325,84 +336,4 @@ func (x *exchange) options(rt *route) reason {
 	x.armWrite()
 	x.w.WriteHeader(http.StatusNoContent)
 	return ""
-}
-
-// --- event streams ----------------------------------------------------------
-
-// isEventStream reports whether the answer is a stream of events that we could
-// add one to: an encoded one we cannot.
-func isEventStream(h http.Header) bool {
-	if v := h["Content-Encoding"]; len(v) > 0 && !strings.EqualFold(v[0], "identity") {
-		return false
-	}
-	v := h["Content-Type"]
-	if len(v) == 0 {
-		return false
-	}
-	kind, _, _ := strings.Cut(v[0], ";")
-	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
-}
-
-// eventWatch keeps the first and last bytes of an event stream; the events
-// themselves are not read.
-type eventWatch struct {
-	head    [512]byte
-	tail    [256]byte
-	headLen int
-	tailLen int
-}
-
-func (e *eventWatch) add(p []byte) {
-	if e.headLen < len(e.head) {
-		e.headLen += copy(e.head[e.headLen:], p)
-	}
-	if n := len(e.tail); len(p) >= n {
-		e.tailLen = copy(e.tail[:], p[len(p)-n:])
-		return
-	}
-	keep := min(e.tailLen, len(e.tail)-len(p))
-	copy(e.tail[:], e.tail[e.tailLen-keep:e.tailLen])
-	e.tailLen = keep + copy(e.tail[keep:], p)
-}
-
-// whole reports whether the stream's own end was seen.
-func (e *eventWatch) whole() bool { return bytes.Contains(e.tail[:e.tailLen], []byte("[DONE]")) }
-
-// unfinished reports whether a stream that ended speaks the dialect and lacks
-// the marker that ends it there: its provider stopped half way and said nothing
-// (A09). Streams of any other look are not judged.
-func (e *eventWatch) unfinished() bool {
-	return bytes.Contains(e.head[:e.headLen], []byte(`"chat.completion.chunk"`)) && !e.whole()
-}
-
-// failure is the dialect's error event, begun on a line of its own wherever the
-// provider's bytes stopped.
-func (e *eventWatch) failure(why reason) []byte {
-	var b []byte
-	if lines := e.newlines(); e.tailLen > 0 {
-		for range 2 - lines {
-			b = append(b, '\n')
-		}
-	}
-	b = append(b, "data: "...)
-	b = append(b, openAIError(why, "")...)
-	return append(b, "\n\n"...)
-}
-
-// newlines counts the line ends, up to two, that the stream ends with.
-func (e *eventWatch) newlines() (n int) {
-	for i := e.tailLen - 1; i >= 0 && n < 2; i-- {
-		switch e.tail[i] {
-		case '\n':
-			n++
-			if i > 0 && e.tail[i-1] == '\r' {
-				i--
-			}
-		case '\r':
-			n++
-		default:
-			return n
-		}
-	}
-	return n
 }

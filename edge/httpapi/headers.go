@@ -62,7 +62,7 @@ var requestPolicy = map[string]policy{
 
 	"Host":             recomputed,
 	"Content-Length":   recomputed,
-	"Content-Encoding": recomputed, // only identity is let in
+	"Content-Encoding": recomputed, // it was decoded here (E9)
 	"Content-Md5":      recomputed,
 	"Content-Digest":   recomputed,
 	"Repr-Digest":      recomputed,

@@ -77,7 +77,7 @@ func newMetrics(reg prometheus.Registerer, held *bodies) *metrics {
 		Help: "Bytes of request bodies held in memory and in files.",
 	}, func() float64 { return float64(held.held.Load()) })
 	reg.MustRegister(m.requests, m.attempts, m.inFlight, duration, firstByte, bodyBytes)
-	for _, op := range []string{opChat, opModels, opModel, opRoot, opOther} {
+	for _, op := range operations() {
 		m.duration[op] = duration.WithLabelValues(op)
 		m.firstByte[op] = firstByte.WithLabelValues(op)
 	}

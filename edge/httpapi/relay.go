@@ -42,10 +42,9 @@ func (a *API) enter(x *exchange, r *http.Request) reason {
 	if k == nil {
 		return noKey
 	}
-	for _, v := range r.Header["Content-Encoding"] {
-		if v != "" && v != "identity" {
-			return badEncoding
-		}
+	var ok bool
+	if x.coding, ok = codingOf(r.Header); !ok {
+		return badEncoding
 	}
 	if !k.enter(a.cfg.Limits.StreamsPerKey) {
 		return tooManyOfKey
@@ -58,12 +57,11 @@ func (a *API) enter(x *exchange, r *http.Request) reason {
 // model, to be able to send it twice, and because net/http sees a caller leave
 // only after the body's end (E5).
 func (a *API) readBody(x *exchange, r *http.Request) (*body, reason) {
-	b, why := a.bodies.read(r.Context(), stallReader{x, r.Body}, r.ContentLength, x.scan.feed)
+	b, why := a.takeBody(x, r)
 	if why != "" {
 		return nil, why
 	}
 	x.unread = false
-	x.bodyIn = b.size
 	x.disarmRead()
 	x.named, why, x.detail = x.scan.finish()
 	switch {
@@ -75,6 +73,33 @@ func (a *API) readBody(x *exchange, r *http.Request) (*body, reason) {
 	}
 	b.close()
 	return nil, why
+}
+
+// takeBody reads the body, decoded: from here on it is as if it had come so.
+func (a *API) takeBody(x *exchange, r *http.Request) (b *body, why reason) {
+	source := stallReader{x, r.Body}
+	if x.coding == identity {
+		b, why = a.bodies.read(r.Context(), source, r.ContentLength, x.scan.feed)
+		if b != nil {
+			x.bodyIn = b.size
+		}
+		return b, why
+	}
+	if r.ContentLength > a.cfg.Limits.Body {
+		return nil, tooLarge
+	}
+	d, err := a.bodies.decode(x.coding, source)
+	defer d.close()
+	if err != nil {
+		why = readFailure(r.Context(), err)
+	} else {
+		b, why = a.bodies.read(r.Context(), d, -1, x.scan.feed)
+	}
+	if why == badBody {
+		x.detail = "the request body is not what its Content-Encoding says"
+	}
+	x.bodyIn = d.source.n
+	return b, why
 }
 
 // attempts makes up to maxAttempts of them (H6).

@@ -771,7 +771,7 @@ func TestBadBodies(t *testing.T) {
 		resp, body := f.chat(doc)
 		f.wantError(resp, body, 400, code)
 	}
-	resp, body := f.do("POST", "/v1/chat/completions", plainChat, "Content-Encoding", "gzip")
+	resp, body := f.do("POST", "/v1/chat/completions", plainChat, "Content-Encoding", "br")
 	f.wantError(resp, body, 415, "unsupported_content_encoding")
 	if resp, _ := f.do("POST", "/v1/chat/completions", plainChat, "Content-Encoding", "identity"); resp.StatusCode != 200 {
 		t.Errorf("identity: %d", resp.StatusCode)

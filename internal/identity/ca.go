@@ -134,9 +134,9 @@ func (ca *CA) Issue(id ID, hosts []string, ttl time.Duration) (*Certificate, err
 }
 
 // Sign signs a certificate for a key that stays with its owner and returns it in
-// DER. hosts are the DNS names and IP addresses a broker is dialled at; no other
-// role serves TLS to peers, so no other role may have any. The certificate ends
-// no later than the CA.
+// DER. hosts are the DNS names and IP addresses a broker or a leaf is dialled at;
+// no other role serves TLS to peers, so no other role may have any. The
+// certificate ends no later than the CA.
 func (ca *CA) Sign(pub crypto.PublicKey, id ID, hosts []string, ttl time.Duration) ([]byte, error) {
 	template, err := ca.template(pub, id, hosts, ttl)
 	if err != nil {
@@ -178,9 +178,9 @@ func (ca *CA) template(pub crypto.PublicKey, id ID, hosts []string, ttl time.Dur
 		URIs:                  []*url.URL{id.URI()},
 	}
 	switch {
-	case id.Role != RoleBroker && len(hosts) > 0:
-		return nil, fmt.Errorf("only a broker is dialled at a host, a %s is not", id.Role)
-	case id.Role != RoleBroker:
+	case id.Role != RoleBroker && id.Role != RoleLeaf && len(hosts) > 0:
+		return nil, fmt.Errorf("only a broker and a leaf are dialled at a host, a %s is not", id.Role)
+	case id.Role != RoleBroker && len(hosts) == 0:
 		return template, nil
 	case len(hosts) == 0:
 		return nil, errors.New("a broker needs at least one DNS name or IP address it is dialled at")

@@ -182,6 +182,12 @@ func TestIssuedCertificates(t *testing.T) {
 	if broker.Leaf.SerialNumber.BitLen() < 64 || broker.Leaf.SerialNumber.Cmp(ca.cert.SerialNumber) == 0 {
 		t.Error("the serial is not random")
 	}
+	leaf := ok(ca.Issue(ID{"iop", "home", RoleLeaf, "site"}, []string{"leaf.example"}, year))
+	for _, server := range []bool{true, false} { // Nodes dial it, and it dials the hub
+		if id, _, err := VerifyChain(ca.Pool(), leaf.Chain, RoleLeaf, server); err != nil || id != leaf.ID() {
+			t.Errorf("leaf, server %v: %v %v", server, id, err)
+		}
+	}
 	for _, role := range []Role{RoleEdge, RoleNode, RoleLeaf} {
 		c := ok(ca.Issue(ID{"iop", "home", role, "x"}, nil, year))
 		if _, _, err := VerifyChain(ca.Pool(), c.Chain, role, false); err != nil {

@@ -16,11 +16,11 @@ const (
 
 // Usual ports of local model servers: what `iop up` looks at (D2). They are all
 // adapters from the start; one that does not answer just lists no model.
-var localProviders = []struct{ name, url string }{
-	{"ollama", "http://127.0.0.1:11434"},
-	{"vllm", "http://127.0.0.1:8000"},
-	{"llamacpp", "http://127.0.0.1:8080"},
-	{"lmstudio", "http://127.0.0.1:1234"},
+var localProviders = []struct{ name, url, profile string }{
+	{"ollama", "http://127.0.0.1:11434", configs.ProfileOllama},
+	{"vllm", "http://127.0.0.1:8000", configs.ProfileVLLM},
+	{"llamacpp", "http://127.0.0.1:8080", configs.ProfileLlamaCPP},
+	{"lmstudio", "http://127.0.0.1:1234", configs.ProfileOpenAI},
 }
 
 // Options are what the command line says.
@@ -136,7 +136,7 @@ func addLocalNode(edge *configs.Edge, name string, demo bool) {
 	}
 	n := configs.EdgeNode{Name: name}
 	for _, p := range localProviders {
-		n.Adapters = append(n.Adapters, configs.Adapter{Name: p.name, Type: "openai_compat", BaseURL: p.url})
+		n.Adapters = append(n.Adapters, configs.Adapter{Name: p.name, Type: configs.TypeOpenAICompat, BaseURL: p.url, Profile: p.profile})
 	}
 	n.Adapters = append(n.Adapters, configs.Adapter{Name: "demo", Type: "demo", Fallback: !demo})
 	edge.Nodes = append(edge.Nodes, n)
@@ -163,6 +163,7 @@ edge:
         - name: ollama
           type: openai_compat
           base_url: http://127.0.0.1:11434
+          profile: ollama       # openai (default), ollama, llamacpp, vllm
           capacity: 8
         - name: demo
           type: demo

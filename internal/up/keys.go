@@ -73,37 +73,62 @@ func Prepare(f Folder, edge, node string) error {
 		return err
 	}
 	for _, kind := range nkeyKinds {
-		file := f.NKey(kind.name)
-		if present(file) {
-			if _, err := identity.LoadNKey(file); err != nil {
-				return err
-			}
-			continue
+		if _, err := ensureNKey(f.NKey(kind.name), kind.make); err != nil {
+			return err
 		}
-		k, err := kind.make()
+	}
+	return ensureAPIKey(f.APIKey())
+}
+
+// ensureNKey loads the nkey in file, or makes it there.
+func ensureNKey(file string, mk func() (*identity.NKey, error)) (*identity.NKey, error) {
+	if present(file) {
+		return identity.LoadNKey(file)
+	}
+	k, err := mk()
+	if err != nil {
+		return nil, err
+	}
+	return k, k.Save(file)
+}
+
+// ensureCA loads the CA in dir, or makes it there.
+func ensureCA(dir string) (*identity.CA, error) {
+	switch cert, key := present(filepath.Join(dir, "ca.pem")), present(filepath.Join(dir, "ca.key")); {
+	case cert && key:
+		return identity.LoadCA(dir)
+	case cert || key:
+		return nil, fmt.Errorf("%s: ca.pem and ca.key belong together, one of them is missing: restore it, or remove the folder to make new keys", dir)
+	}
+	ca, err := identity.NewCA(identity.DefaultTrustDomain, caLife)
+	if err != nil {
+		return nil, err
+	}
+	return ca, ca.Save(dir)
+}
+
+// ensureCertificate checks that the certificate in certFile is id's, or makes it
+// and its key there.
+func ensureCertificate(ca *identity.CA, id identity.ID, hosts []string, certFile, keyFile string) error {
+	if present(certFile) || present(keyFile) {
+		c, err := identity.LoadCertificate(certFile, keyFile)
 		if err != nil {
 			return err
 		}
-		if err := k.Save(file); err != nil {
-			return err
+		if c.ID() != id {
+			return fmt.Errorf("%s: is %s, but %s is configured: use the name it was made for, or remove the file and its key", certFile, c.ID(), id)
 		}
+		return nil
 	}
-	return prepareAPIKey(f)
+	c, err := ca.Issue(id, hosts, certLife)
+	if err != nil {
+		return err
+	}
+	return c.Save(certFile, keyFile)
 }
 
 func prepareCertificates(f Folder, edge, node string) error {
-	var ca *identity.CA
-	var err error
-	switch caCert, caKey := present(f.CA()), present(f.path("pki", "ca.key")); {
-	case caCert && caKey:
-		ca, err = identity.LoadCA(f.path("pki"))
-	case caCert || caKey:
-		return fmt.Errorf("%s: ca.pem and ca.key belong together, one of them is missing: restore it, or remove the folder to make new keys", f.path("pki"))
-	default:
-		if ca, err = identity.NewCA(identity.DefaultTrustDomain, caLife); err == nil {
-			err = ca.Save(f.path("pki"))
-		}
-	}
+	ca, err := ensureCA(f.path("pki"))
 	if err != nil {
 		return err
 	}
@@ -116,22 +141,7 @@ func prepareCertificates(f Folder, edge, node string) error {
 		{identity.ID{Edge: edge, Role: identity.RoleNode, Name: node}, nil},
 	} {
 		w.id.TrustDomain = identity.DefaultTrustDomain
-		certFile, keyFile := f.Certificate(w.id.Role), f.key(w.id.Role)
-		if present(certFile) || present(keyFile) {
-			c, err := identity.LoadCertificate(certFile, keyFile)
-			if err != nil {
-				return err
-			}
-			if c.ID() != w.id {
-				return fmt.Errorf("%s: is %s, but %s is configured: use the name it was made for, or remove the file and its key", certFile, c.ID(), w.id)
-			}
-			continue
-		}
-		c, err := ca.Issue(w.id, w.hosts, certLife)
-		if err != nil {
-			return err
-		}
-		if err := c.Save(certFile, keyFile); err != nil {
+		if err := ensureCertificate(ca, w.id, w.hosts, f.Certificate(w.id.Role), f.key(w.id.Role)); err != nil {
 			return err
 		}
 	}
@@ -147,26 +157,28 @@ func brokerHosts() []string {
 	return hosts
 }
 
-func prepareAPIKey(f Folder) error {
-	if present(f.APIKey()) {
-		_, err := ReadAPIKey(f)
+func ensureAPIKey(file string) error {
+	if present(file) {
+		_, err := readAPIKey(file)
 		return err
 	}
 	var b [24]byte
 	rand.Read(b[:]) // never fails
 	key := "sk-iop-" + base64.RawURLEncoding.EncodeToString(b[:])
-	return identity.WriteKeyFile(f.APIKey(), []byte(key+"\n"))
+	return identity.WriteKeyFile(file, []byte(key+"\n"))
 }
 
 // ReadAPIKey reads the folder's API key.
-func ReadAPIKey(f Folder) (string, error) {
-	b, err := identity.ReadKeyFile(f.APIKey())
+func ReadAPIKey(f Folder) (string, error) { return readAPIKey(f.APIKey()) }
+
+func readAPIKey(file string) (string, error) {
+	b, err := identity.ReadKeyFile(file)
 	if err != nil {
 		return "", err
 	}
 	key := strings.TrimSpace(string(b))
 	if len(key) < 16 {
-		return "", fmt.Errorf("%s: holds no key: remove it to have a new one made", f.APIKey())
+		return "", fmt.Errorf("%s: holds no key: remove it to have a new one made", file)
 	}
 	return key, nil
 }

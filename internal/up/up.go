@@ -2,7 +2,6 @@ package up
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/iop-fabric/iop/adapters/demo"
 	"github.com/iop-fabric/iop/adapters/openai_compat"
@@ -108,8 +106,7 @@ type Fabric struct {
 
 // Build makes the parts; nothing listens yet.
 func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
-	f := &Fabric{cfg: cfg, log: log, Metrics: prometheus.NewRegistry()}
-	f.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	f := &Fabric{cfg: cfg, log: log, Metrics: NewMetrics()}
 	var err error
 	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With(slog.String("role", "broker")), Metrics: f.Metrics, Now: time.Now}); err != nil {
 		return nil, err
@@ -224,15 +221,7 @@ func (f *Fabric) dialEdge(ctx context.Context, onError func(error)) (bus.Conn, e
 
 // NewNode makes a node daemon that dials the URLs that urls returns.
 func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics prometheus.Registerer) (*node.Node, error) {
-	cert, err := identity.LoadCertificate(cfg.Broker.TLS.Certificate, cfg.Broker.TLS.Key)
-	if err != nil {
-		return nil, err
-	}
-	pool, err := identity.LoadPool(cfg.Broker.TLS.CA)
-	if err != nil {
-		return nil, err
-	}
-	user, err := identity.LoadNKey(cfg.Broker.NKey)
+	r, err := loadRemote(cfg.Broker)
 	if err != nil {
 		return nil, err
 	}
@@ -240,18 +229,18 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 	if err != nil {
 		return nil, err
 	}
+	if id := r.cert.ID(); id.Role != identity.RoleNode || id.Edge != cfg.Edge || id.Name != cfg.Name {
+		return nil, fmt.Errorf("%s: is the certificate of %s, but this is node %q of edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name, cfg.Edge)
+	}
 	instance := wire.NewToken()
 	dial := func(ctx context.Context) (bus.Conn, error) {
-		name := instance + wire.NewToken()
-		return natsbus.Dial(ctx, natsbus.Options{
-			URLs: urls(), Name: name, Inbox: subjects.NodeInbox(cfg.Edge, cfg.Name, name),
-			TLS:        &tls.Config{Certificates: []tls.Certificate{cert.TLS()}, RootCAs: pool, MinVersion: tls.VersionTLS13},
-			NKeyPublic: user.Public(), Sign: user.Sign, Timeout: 10 * time.Second,
-		})
+		o := r.options(instance + wire.NewToken())
+		o.URLs, o.Inbox = urls(), subjects.NodeInbox(cfg.Edge, cfg.Name, o.Name)
+		return natsbus.Dial(ctx, o)
 	}
 	return node.New(cfg, node.Deps{
 		Dial: dial, Adapters: NewAdapter, InstanceID: instance,
-		Identity: node.Identity{Certificate: cert, User: user, Curve: curve, CA: pool},
+		Identity: node.Identity{Certificate: r.cert, User: r.user, Curve: curve, CA: r.pool},
 		Log:      log, Metrics: metrics,
 	})
 }
@@ -260,7 +249,10 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 func NewAdapter(c *iopv1.AdapterConfig) (agent.Provider, error) {
 	switch c.GetType() {
 	case "openai_compat":
-		o := openai_compat.Options{Name: c.GetName(), BaseURL: c.GetOpenaiCompat().GetBaseUrl()}
+		o := openai_compat.Options{
+			Name: c.GetName(), BaseURL: c.GetOpenaiCompat().GetBaseUrl(),
+			Profile: profileOf(c.GetOpenaiCompat().GetProtocolProfile()),
+		}
 		if key := c.GetOpenaiCompat().GetStaticKeyName(); key != "" {
 			o.StaticKey = func() (string, error) {
 				v := os.Getenv(key)

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/iop-fabric/iop/internal/up"
+)
+
+// initHosts is `iop init --out`.
+func initHosts(w io.Writer, h up.Hosts) error {
+	report, err := up.MakeHosts(h)
+	if err != nil {
+		return err
+	}
+	for _, folder := range report.Made {
+		fmt.Fprintf(w, "made  %s\n", filepath.Join(h.Out, folder))
+	}
+	for _, folder := range report.Kept {
+		fmt.Fprintf(w, "kept  %s\n", filepath.Join(h.Out, folder))
+	}
+	if len(report.Made) > 0 {
+		fmt.Fprintf(w, `
+Give each host its own folder and no other. %s stays here: it holds the CA's key.
+On each host:
+
+`, filepath.Join(h.Out, "authority"))
+		for _, folder := range report.Made {
+			role, _, _ := strings.Cut(folder, "-")
+			fmt.Fprintf(w, "  iop %s --config %s/%s.yaml\n", role, folder, folder)
+		}
+	}
+	for i, t := range report.Todo {
+		if i == 0 {
+			fmt.Fprint(w, "\nFiles that were there were left as they are. Put into them, here and on their hosts, and restart what reads them:\n")
+		}
+		fmt.Fprintf(w, "\nbelow %s in %s:\n\n%s", t.Key, strings.Join(t.Files, ", "), t.Text)
+	}
+	if report.APIKey != "" {
+		fmt.Fprintf(w, `
+A caller's key is in %s. Once all runs, on the edge's host:
+
+  curl -N http://127.0.0.1:8400/v1/chat/completions -H 'Authorization: Bearer %s' -H 'Content-Type: application/json' \
+    -d '{"model":"demo","stream":true,"messages":[{"role":"user","content":"Hello!"}]}'
+`, filepath.Join(h.Out, "edge", "api-key"), report.APIKey)
+	}
+	return nil
+}

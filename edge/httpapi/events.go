@@ -1,0 +1,138 @@
+package httpapi
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+)
+
+// isEventStream reports whether the answer is a stream of events that we could
+// add one to: an encoded one we cannot.
+func isEventStream(h http.Header) bool {
+	if v := h["Content-Encoding"]; len(v) > 0 && !strings.EqualFold(v[0], "identity") {
+		return false
+	}
+	v := h["Content-Type"]
+	if len(v) == 0 {
+		return false
+	}
+	kind, _, _ := strings.Cut(v[0], ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
+}
+
+// eventWatch keeps the first and last bytes of an event stream; the events
+// themselves are not read.
+type eventWatch struct {
+	head    [512]byte
+	tail    [256]byte
+	headLen int
+	tailLen int
+	dialect dialect
+	names   *nameWatch // nil: the dialect's events have no names
+}
+
+func newEventWatch(d dialect) *eventWatch {
+	e := &eventWatch{dialect: d}
+	if m := marksOf[d]; m != nil {
+		e.names = &nameWatch{marks: m}
+	}
+	return e
+}
+
+func (e *eventWatch) add(p []byte) {
+	if e.names != nil {
+		e.names.add(p)
+	}
+	if e.headLen < len(e.head) {
+		e.headLen += copy(e.head[e.headLen:], p)
+	}
+	if n := len(e.tail); len(p) >= n {
+		e.tailLen = copy(e.tail[:], p[len(p)-n:])
+		return
+	}
+	keep := min(e.tailLen, len(e.tail)-len(p))
+	copy(e.tail[:], e.tail[e.tailLen-keep:e.tailLen])
+	e.tailLen = keep + copy(e.tail[keep:], p)
+}
+
+// nameWatch sees the first and the last event of a stream with named events. It
+// keeps the beginning of the line at hand.
+type nameWatch struct {
+	marks *marks
+	line  [96]byte
+	n     int
+	begun bool // the dialect's first event was seen
+	ended bool // and its last
+}
+
+// add looks at the beginning of each line, however the bytes are cut.
+func (w *nameWatch) add(p []byte) {
+	for len(p) > 0 {
+		line, rest, whole := bytes.Cut(p, newline)
+		w.n += copy(w.line[w.n:], line)
+		if !whole {
+			return
+		}
+		w.endLine()
+		p = rest
+	}
+}
+
+var newline = []byte("\n")
+
+func (w *nameWatch) endLine() {
+	line := w.line[:w.n]
+	w.n = 0
+	w.begun = w.begun || seenIn(line, w.marks.first)
+	w.ended = w.ended || seenIn(line, w.marks.last)
+}
+
+// whole reports whether the stream's own end was seen.
+func (e *eventWatch) whole() bool {
+	if e.names != nil {
+		return e.names.ended
+	}
+	return bytes.Contains(e.tail[:e.tailLen], []byte("[DONE]"))
+}
+
+// unfinished reports whether a stream that ended speaks its dialect and lacks
+// the marker that ends it there: its provider stopped half way and said nothing
+// (A09). Streams of any other look are not judged.
+func (e *eventWatch) unfinished() bool {
+	if w := e.names; w != nil {
+		w.endLine() // one without its line end
+		return w.begun && !w.ended
+	}
+	head := e.head[:e.headLen]
+	return (bytes.Contains(head, []byte(`"chat.completion.chunk"`)) || bytes.Contains(head, []byte(`"text_completion"`))) && !e.whole()
+}
+
+// failure is the dialect's error event, begun on a line of its own wherever the
+// provider's bytes stopped.
+func (e *eventWatch) failure(why reason, id string) []byte {
+	var b []byte
+	if lines := e.newlines(); e.tailLen > 0 {
+		for range 2 - lines {
+			b = append(b, '\n')
+		}
+	}
+	return append(b, e.dialect.errorEvent(why, id)...)
+}
+
+// newlines counts the line ends, up to two, that the stream ends with.
+func (e *eventWatch) newlines() (n int) {
+	for i := e.tailLen - 1; i >= 0 && n < 2; i-- {
+		switch e.tail[i] {
+		case '\n':
+			n++
+			if i > 0 && e.tail[i-1] == '\r' {
+				i--
+			}
+		case '\r':
+			n++
+		default:
+			return n
+		}
+	}
+	return n
+}

@@ -1,0 +1,194 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/iop-fabric/iop/broker"
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/edge/httpapi"
+)
+
+// EventDialFailed: an Edge's attempt to reach the broker failed; it tries again.
+const EventDialFailed = "edge.dial_failed"
+
+// ProcessInfo is what a process with one part tells once it serves.
+type ProcessInfo struct {
+	Role      string `json:"role"`
+	Name      string `json:"name"`
+	BaseURL   string `json:"base_url,omitempty"`
+	BrokerURL string `json:"broker_url,omitempty"`
+	AdminURL  string `json:"admin_url,omitempty"`
+}
+
+// NewMetrics is a process's registry, with what every process tells of itself.
+func NewMetrics() *prometheus.Registry {
+	m := prometheus.NewRegistry()
+	m.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// RunBroker runs a broker until ctx ends. hangup makes it read its certificates
+// again (B8); nil: never.
+func RunBroker(ctx context.Context, cfg configs.Broker, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+	metrics := NewMetrics()
+	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
+	if err != nil {
+		return err
+	}
+	admin, err := listenAdmin(ctx, "broker.admin_listen", cfg.AdminListen, metrics, func() error {
+		select {
+		case <-b.Ready():
+			return nil
+		default:
+			return errors.New("the broker is starting")
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return runPart(ctx, part{
+		run: b.Run, ready: b.Ready(), admin: admin, hangup: hangup,
+		reload: func() {
+			if err := b.Reload(); err != nil {
+				log.LogAttrs(ctx, slog.LevelError, EventReloadFailed, slog.String("error", err.Error()))
+			}
+		},
+		tell: func() {
+			ready(ProcessInfo{Role: "broker", Name: cfg.Name, BrokerURL: b.ClientURL(), AdminURL: admin.url()})
+		},
+	})
+}
+
+// EventReloadFailed: what was to be read anew is not good; what served goes on.
+const EventReloadFailed = "process.reload_failed"
+
+// RunEdge runs an Edge until ctx ends, however long the broker takes to appear.
+func RunEdge(ctx context.Context, cfg configs.Edge, log *slog.Logger, ready func(ProcessInfo)) error {
+	e, err := NewEdge(cfg, log, NewMetrics())
+	if err != nil {
+		return err
+	}
+	return runPart(ctx, part{run: e.Run, ready: e.Ready(), tell: func() {
+		ready(ProcessInfo{Role: "edge", Name: cfg.Name, BaseURL: "http://" + e.Addr() + "/v1", AdminURL: "http://" + e.AdminAddr()})
+	}})
+}
+
+// RunNode runs a Node until ctx ends, its attempts are exhausted or something
+// local is broken (S4). It calls ready at once: a Node is up without any remote (S1).
+func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, ready func(ProcessInfo)) error {
+	metrics := NewMetrics()
+	n, err := NewNode(cfg, func() []string { return cfg.Broker.URLs }, log, metrics)
+	if err != nil {
+		return err
+	}
+	admin, err := listenAdmin(ctx, "node.admin_listen", cfg.AdminListen, metrics, func() error {
+		s := n.State()
+		switch {
+		case s.State == "ready":
+			return nil
+		case s.LastReason != "":
+			return fmt.Errorf("the session is %s; before it: %s", s.State, s.LastReason)
+		default:
+			return fmt.Errorf("the session is %s", s.State)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	started := make(chan struct{})
+	close(started)
+	return runPart(ctx, part{run: n.Run, ready: started, admin: admin, tell: func() {
+		ready(ProcessInfo{Role: "node", Name: cfg.Name, AdminURL: admin.url()})
+	}})
+}
+
+// part is the one thing a process runs.
+type part struct {
+	run    func(context.Context) error
+	ready  <-chan struct{}
+	tell   func() // once, when ready
+	admin  *adminListener
+	hangup <-chan os.Signal
+	reload func()
+}
+
+// runPart runs it until it ends: ctx ending is how it is told to (D7).
+func runPart(ctx context.Context, p part) error {
+	var ended error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ended = p.run(ctx)
+	}()
+	for ready := p.ready; ; {
+		select {
+		case <-ready:
+			ready = nil
+			p.tell()
+		case <-p.hangup:
+			p.reload()
+		case <-done:
+			if ctx.Err() != nil && errors.Is(ended, context.Canceled) {
+				ended = nil // told to stop in the middle of starting
+			}
+			return errors.Join(ended, p.admin.close())
+		}
+	}
+}
+
+// adminListener serves health and metrics; nil serves nothing.
+type adminListener struct {
+	l      net.Listener
+	server *http.Server
+	done   chan struct{}
+}
+
+// listenAdmin starts one; an empty address is none.
+func listenAdmin(ctx context.Context, key, addr string, metrics *prometheus.Registry, ready func() error) (*adminListener, error) {
+	if addr == "" {
+		return nil, nil //nolint:nilnil // a listener that is off is nil, and its methods know
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %s is in use by another program: choose another address, or port 0 to have one picked", key, addr)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	a := &adminListener{l: l, done: make(chan struct{}), server: &http.Server{
+		Handler:           httpapi.AdminHandler(func() error { return nil }, ready, metrics),
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+	}}
+	go func() {
+		defer close(a.done)
+		_ = a.server.Serve(l) // health is not worth the work it tells of: that goes on
+	}()
+	return a, nil
+}
+
+func (a *adminListener) url() string {
+	if a == nil {
+		return ""
+	}
+	return "http://" + a.l.Addr().String()
+}
+
+func (a *adminListener) close() error {
+	if a == nil {
+		return nil
+	}
+	err := a.server.Close()
+	<-a.done
+	return err
+}
