@@ -207,7 +207,7 @@ func checkListen(listen string) error {
 	}
 	l, err := net.Listen("tcp", listen) //nolint:noctx // closed at once
 	if err != nil {
-		return fmt.Errorf("broker: cannot listen on %s (is another broker running there?): %w", listen, reason(err))
+		return fmt.Errorf("broker: cannot listen on %s (is another broker running there? broker.listen, or --broker-listen, names another address): %w", listen, reason(err))
 	}
 	return l.Close()
 }

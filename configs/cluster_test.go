@@ -72,11 +72,11 @@ func TestClusterFaults(t *testing.T) {
 			t.Errorf("%s: no %q in\n%v", name, c.want, err)
 		}
 	}
-	_, err := parse("f.yaml", []byte(broker), []string{"IOP_BROKER_CLUSTER_NAME=x"})
+	_, err := parse("f.yaml", []byte(broker), []string{"IOP_BROKER_CLUSTER_NAME=x"}, false)
 	if want := "environment: IOP_BROKER_CLUSTER_NAME: the file has no section broker.cluster"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	f, err := parse("f.yaml", []byte(cluster(listen, routes)), []string{"IOP_BROKER_CLUSTER_REPLICAS=1"})
+	f, err := parse("f.yaml", []byte(cluster(listen, routes)), []string{"IOP_BROKER_CLUSTER_REPLICAS=1"}, false)
 	if err != nil || f.Broker.Cluster.Replicas != 1 {
 		t.Errorf("override: %v", err)
 	}

@@ -14,6 +14,12 @@ const (
 	TypeDemo         = "demo"
 )
 
+// Names of an Edge and a node that are one process and named otherwise nowhere.
+const (
+	DefaultEdge = "local"
+	DefaultNode = "here"
+)
+
 const (
 	defaultTrustDomain = "iop"
 	defaultCapacity    = 8
@@ -22,6 +28,15 @@ const (
 	defaultAttempts    = 10
 	defaultIntervalSec = 10
 )
+
+// nameItself gives the parts of one process the names nobody gave them.
+func (f *File) nameItself() {
+	or(&f.Edge.Name, DefaultEdge)
+	if f.Node != nil {
+		or(&f.Node.Name, DefaultNode)
+		or(&f.Node.Edge, f.Edge.Name)
+	}
+}
 
 // or sets a value that was left out.
 func or[T comparable](v *T, def T) {

@@ -262,7 +262,7 @@ func TestEnvironmentOverrides(t *testing.T) {
 		"IOP_EDGE_LIMITS_BODY=5", "IOP_BROKER_TLS_KEY=rel/k", "IOP_BROKER_TLS_CERTIFICATE=/abs/c", "IOP_BROKER_TLS_CA=/abs/ca",
 		// Not ours, or named by the file itself.
 		"IOP_EDGE_KEY=sk-1", "IOP_NODE_VLLM=sk-2", "IOP_API_KEY=sk-3", "IOP_DATA_DIR=/d", "IOPEDGE_X=1", "PATH=/bin", "=C:=x",
-	})
+	}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,12 +289,12 @@ func TestEnvironmentFaults(t *testing.T) {
 		"IOP_NODE_RECONNECT_MAX_ATTEMPTS=-1":  "environment: IOP_NODE_RECONNECT_MAX_ATTEMPTS: must not be negative; 0 tries for ever",
 		"IOP_NODE_RECONNECT_INTERVAL_SEC=1.5": "environment: IOP_NODE_RECONNECT_INTERVAL_SEC: want a whole number",
 	} {
-		_, err := parse("f.yaml", []byte(single), []string{entry})
+		_, err := parse("f.yaml", []byte(single), []string{entry}, false)
 		if err == nil || err.Error() != want {
 			t.Errorf("%s: got %v, want %s", entry, err, want)
 		}
 	}
-	_, err := parse("f.yaml", []byte("broker:\nedge: {name: home}\n"), []string{"IOP_NODE_NAME=desk"})
+	_, err := parse("f.yaml", []byte("broker:\nedge: {name: home}\n"), []string{"IOP_NODE_NAME=desk"}, false)
 	if want := "environment: IOP_NODE_NAME: the file has no section node"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -404,4 +404,35 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// One process need not name its parts; a process of its own must.
+//
+// Contract: D3
+func TestSingleNamesItself(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f.yaml")
+	if err := os.WriteFile(path, []byte("broker: {}\nedge: {}\nnode: {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, load := range []func(string) (*File, error){LoadSingle, LoadAny} {
+		f, err := load(path)
+		if err != nil || f.Edge.Name != DefaultEdge || f.Node.Name != DefaultNode || f.Node.Edge != DefaultEdge {
+			t.Errorf("%+v %v", f, err)
+		}
+	}
+	if _, err := Load(path); err == nil {
+		t.Error("Load needs no names")
+	}
+	if err := os.WriteFile(path, []byte("edge: {name: home}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadSingle(path); err == nil || !strings.Contains(err.Error(), "broker: {} is enough") {
+		t.Errorf("%v", err)
+	}
+	if f, err := NewSingle([]string{"IOP_EDGE_LISTEN=127.0.0.1:1", "IOP_LOG_LEVEL=debug"}); err != nil || f.Edge.Listen != "127.0.0.1:1" || f.Log.Level != "debug" {
+		t.Errorf("%+v %v", f, err)
+	}
+	if _, err := NewSingle([]string{"IOP_EDGE_LISTN=x"}); err == nil || !strings.Contains(err.Error(), "IOP_EDGE_LISTEN") {
+		t.Errorf("%v", err)
+	}
 }

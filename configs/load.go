@@ -20,6 +20,14 @@ const maxFile = 4 << 20
 // Load reads the file at path, lets the environment override it, and returns it
 // complete and valid, or every fault as Faults.
 func Load(path string) (*File, error) {
+	data, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	return parse(path, data, os.Environ(), false)
+}
+
+func read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
@@ -29,14 +37,14 @@ func Load(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	return parse(path, data, os.Environ())
+	return data, nil
 }
 
 // Parse is Load for data at hand, with no environment. name stands in faults, and
 // relative paths in data are taken from its folder.
-func Parse(name string, data []byte) (*File, error) { return parse(name, data, nil) }
+func Parse(name string, data []byte) (*File, error) { return parse(name, data, nil, false) }
 
-func parse(name string, data []byte, environ []string) (*File, error) {
+func parse(name string, data []byte, environ []string, single bool) (*File, error) {
 	if len(data) > maxFile {
 		return nil, Faults{{File: name, Message: fmt.Sprintf("larger than %d bytes", maxFile)}}
 	}
@@ -50,6 +58,9 @@ func parse(name string, data []byte, environ []string) (*File, error) {
 	file.resolvePaths(filepath.Dir(name))
 	env := override(file, environ)
 	d.faults = append(d.faults, env.faults...)
+	if single && file.Broker != nil && file.Edge != nil {
+		file.nameItself()
+	}
 	file.applyDefaults()
 	for _, fault := range file.validate() {
 		d.faults = append(d.faults, env.locate(d.locate(fault)))
@@ -120,25 +131,38 @@ func NewSingle(environ []string) (*File, error) {
 }
 
 // LoadSingle is Load for a process that is broker, Edge and Node at once. Such a
-// file has the sections broker and edge, be they empty.
+// file has the sections broker and edge, be they empty; its parts need no names.
 func LoadSingle(path string) (*File, error) {
-	file, err := Load(path)
-	var faults Faults
-	if err != nil && !errors.As(err, &faults) {
+	data, err := read(path)
+	if err != nil {
 		return nil, err
 	}
-	if data, readErr := os.ReadFile(path); readErr == nil {
-		var sections map[string]yaml.Node
-		if yaml.Unmarshal(data, &sections) == nil {
-			for _, name := range []string{"broker", "edge"} {
-				if _, ok := sections[name]; !ok {
-					return nil, Faults{{
-						File: path, Line: 1, Path: name,
-						Message: "the section is missing: iop up is broker, edge and node in one process, so both broker and edge must be there (broker: {} is enough)",
-					}}
-				}
-			}
+	for _, section := range []string{"broker", "edge"} {
+		if !hasSection(data, section) {
+			return nil, Faults{{
+				File: path, Line: 1, Path: section,
+				Message: "the section is missing: iop up is broker, edge and node in one process, so both broker and edge must be there (" + section + ": {} is enough)",
+			}}
 		}
 	}
-	return file, err
+	return parse(path, data, os.Environ(), true)
+}
+
+// LoadAny is LoadSingle for a file that has both sections, Load for any other.
+func LoadAny(path string) (*File, error) {
+	data, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	return parse(path, data, os.Environ(), hasSection(data, "broker") && hasSection(data, "edge"))
+}
+
+// hasSection looks for a top-level key; what is no YAML is parse's to tell.
+func hasSection(data []byte, name string) bool {
+	var sections map[string]yaml.Node
+	if yaml.Unmarshal(data, &sections) != nil {
+		return true
+	}
+	_, ok := sections[name]
+	return ok
 }

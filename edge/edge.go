@@ -59,6 +59,7 @@ type Edge struct {
 	registered map[string]*registration
 	beats      uint64
 
+	onModels        func([]string)
 	stopping        atomic.Bool
 	listener, admin net.Listener
 	ready           chan struct{}
@@ -106,6 +107,10 @@ func (e *Edge) Addr() string { return e.listener.Addr().String() }
 
 // AdminAddr is where health and metrics are, after Ready.
 func (e *Edge) AdminAddr() string { return e.admin.Addr().String() }
+
+// OnModels has fn called, on a goroutine of Edge's, with the names of the models
+// on offer whenever they change. It is set before Run.
+func (e *Edge) OnModels(fn func([]string)) { e.onModels = fn }
 
 // Models lists what callers may ask for now.
 func (e *Edge) Models() []httpapi.Model { return e.loop.Models() }
@@ -323,6 +328,9 @@ func (e *Edge) watchOffers(ctx context.Context) error {
 				settle = time.After(time.Second)
 			}
 			e.log.LogAttrs(ctx, slog.LevelInfo, eventModelsChanged, slog.Any("models", names))
+			if e.onModels != nil {
+				e.onModels(names)
+			}
 		}
 	}
 }

@@ -59,7 +59,7 @@ that are there need. A node behind a leaf broker is named with it: --leaf attic=
 				}
 				fmt.Fprintf(out, "Wrote %s.\n", folder.Config())
 			}
-			fmt.Fprintf(out, "Keys are in %s. Start with: iop up --data-dir %s --config %s\n", folder, folder, folder.Config())
+			fmt.Fprintf(out, "Keys are in %s. Start with:\n\n  %s\n", folder, folder.StartLine())
 			return nil
 		},
 	}

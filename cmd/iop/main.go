@@ -76,6 +76,7 @@ func newRoot() *cobra.Command {
   iop broker, iop edge, iop node   the same three, each a process of its own
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
+		Version:      version,
 		SilenceUsage: true, SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {

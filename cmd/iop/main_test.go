@@ -115,7 +115,7 @@ func TestUp(t *testing.T) {
 	if x = start(t, "--data-dir", dir); x.info.APIKey != key {
 		t.Error("another key after a restart")
 	}
-	for _, file := range []string{"api-key", "pki/ca.key", "pki/node.key", "keys/issuer.nk", "keys/curve.nk"} {
+	for _, file := range []string{"api-key", "pki/ca.key", "pki/node-here.key", "keys/issuer.nk", "keys/curve.nk"} {
 		st, err := os.Stat(filepath.Join(dir, file))
 		if err != nil || st.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v %v", file, st.Mode(), err)
@@ -162,8 +162,7 @@ func TestUpRefuses(t *testing.T) {
 		{"callers' port busy", func(t *testing.T) []string { return []string{"--data-dir", fresh(t), "--listen", busy} }, []string{busy, "in use"}},
 		{"admin port busy", func(t *testing.T) []string { return []string{"--data-dir", fresh(t), "--admin-listen", busy} }, []string{busy, "in use"}},
 		{"broker port busy", func(t *testing.T) []string { return []string{"--data-dir", fresh(t), "--broker-listen", busy} }, []string{busy, "in use"}},
-		{"no address", func(t *testing.T) []string { return []string{"--data-dir", fresh(t), "--listen", "8400"} }, []string{"host:port"}},
-		{"half-written key", spoil("pki/node.key", "-----BEGIN EC PRIVATE KEY-----\nMHcC", 0o600), []string{"node.key"}},
+		{"half-written key", spoil("pki/node-here.key", "-----BEGIN EC PRIVATE KEY-----\nMHcC", 0o600), []string{"node-here.key"}},
 		{"empty nkey", spoil("keys/edge.nk", "", 0o600), []string{"edge.nk", "empty"}},
 		{"a key for all to read", spoil("keys/node.nk", "SUAxxxx\n", 0o644), []string{"node.nk", "chmod 600"}},
 		{"an API key that is none", spoil("api-key", "\n", 0o600), []string{"api-key"}},
@@ -176,15 +175,29 @@ func TestUpRefuses(t *testing.T) {
 		}, []string{"ca.key", "belong together"}},
 		{"a key of another certificate", func(t *testing.T) []string {
 			dir := fresh(t)
-			b, err := os.ReadFile(filepath.Join(dir, "pki/edge.key"))
+			b, err := os.ReadFile(filepath.Join(dir, "pki/edge-local.key"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, "pki/node.key"), b, 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "pki/node-here.key"), b, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			return []string{"--data-dir", dir}
-		}, []string{"node.key"}},
+		}, []string{"node-here.key"}},
+		{"an nkey that is gone", func(t *testing.T) []string {
+			dir := fresh(t)
+			if err := os.Remove(filepath.Join(dir, "keys/issuer.nk")); err != nil {
+				t.Fatal(err)
+			}
+			return []string{"--data-dir", dir}
+		}, []string{"issuer.nk", "missing"}},
+		{"a folder for all to write", func(t *testing.T) []string {
+			dir := fresh(t)
+			if err := os.Chmod(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			return []string{"--data-dir", dir}
+		}, []string{"chmod 700"}},
 		{"a folder that is a file", func(t *testing.T) []string {
 			file := filepath.Join(t.TempDir(), "f")
 			if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -267,6 +280,8 @@ func TestUsageAndFaults(t *testing.T) {
 		{[]string{"validate", bad}, exitFailed, fmt.Sprintf(`%s:4: edge.lisen: unknown key; did you mean "listen"?`, bad)},
 		{[]string{"validate", "/no/such/file"}, exitFailed, "/no/such/file"},
 		{[]string{"up", "--config", bad, "--data-dir", t.TempDir()}, exitFailed, `did you mean "listen"?`},
+		{[]string{"up", "--listen", "8400"}, exitUsage, `--listen "8400": want host:port`},
+		{[]string{"--version"}, 0, "iop version"},
 		{[]string{"up", "--log-level", "loud", "--data-dir", t.TempDir()}, exitUsage, "loud"},
 	} {
 		var out bytes.Buffer

@@ -5,6 +5,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -35,16 +40,29 @@ built-in demo model is offered while there is none. It prints the URL, a key and
 				return err
 			}
 			o.Folder = folder
-			if file != "" {
-				if o.File, err = configs.LoadSingle(file); err != nil {
-					return err
+			for flag, addr := range map[string]string{"listen": o.Listen, "admin-listen": o.AdminListen, "broker-listen": o.BrokerListen} {
+				if _, _, err := net.SplitHostPort(addr); addr != "" && err != nil {
+					return usageError{fmt.Errorf("--%s %q: want host:port, such as 127.0.0.1:8400, or port 0 to have one picked", flag, addr)}
 				}
 			}
-			log, err := newLog(cmd.ErrOrStderr(), o.File, logLevel, !asJSON)
+			if file != "" {
+				o.File, err = configs.LoadSingle(file)
+			} else {
+				o.File, err = configs.NewSingle(os.Environ())
+			}
 			if err != nil {
 				return err
 			}
-			return up.Run(cmd.Context(), o, log, func(i up.Info) { printInfo(cmd.OutOrStdout(), i, asJSON) })
+			log, err := newLog(cmd.ErrOrStderr(), o.File, logLevel, true)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			var models func([]string)
+			if !asJSON {
+				models = func(names []string) { fmt.Fprintf(out, "models now: %s\n", strings.Join(names, ", ")) }
+			}
+			return up.Run(cmd.Context(), o, log, func(i up.Info) { printInfo(out, i, asJSON) }, models)
 		},
 	}
 	f := cmd.Flags()
@@ -60,10 +78,12 @@ built-in demo model is offered while there is none. It prints the URL, a key and
 }
 
 func dataFolder(dir string) (up.Folder, error) {
-	if dir != "" {
-		return up.Folder(dir), nil
+	if dir == "" {
+		return up.DefaultFolder()
 	}
-	return up.DefaultFolder()
+	// Files in it are named in configurations, which have folders of their own.
+	abs, err := filepath.Abs(dir)
+	return up.Folder(abs), err
 }
 
 func printInfo(w io.Writer, i up.Info, asJSON bool) {
@@ -77,21 +97,26 @@ func printInfo(w io.Writer, i up.Info, asJSON bool) {
 	if len(i.Models) > 0 {
 		model = i.Models[0]
 	}
+	key, try := i.APIKey, i.APIKey
+	if key == "" {
+		key, try = "yours: that of "+strconv.Quote(i.Principal)+" in the configuration", "$KEY"
+	}
 	fmt.Fprintf(w, `iop is up.
 
   base URL  %s
   API key   %s
   admin     %s
-  models    %v
+  data      %s
+  models    %s
 
 Try:
 
   curl -N %s/chat/completions -H 'Authorization: Bearer %s' -H 'Content-Type: application/json' \
-    -d '{"model":"%s","stream":true,"messages":[{"role":"user","content":"Hello!"}]}'
+    -d '{"model":%s,"stream":true,"messages":[{"role":"user","content":"Hello!"}]}'
 
-`, i.BaseURL, i.APIKey, i.AdminURL, i.Models, i.BaseURL, i.APIKey, model)
-	if len(i.Models) == 1 && i.Models[0] == "demo" {
-		fmt.Fprint(w, "No model server was found on this machine, so only the built-in demo model is offered.\nStart one (Ollama, vLLM, llama.cpp, LM Studio) and its models appear here by themselves.\n\n")
+`, i.BaseURL, key, i.AdminURL, i.DataDir, strings.Join(i.Models, ", "), i.BaseURL, try, strconv.Quote(model))
+	if i.FoundNone {
+		fmt.Fprint(w, "No model server was found on this machine, so only the built-in demo model is offered.\nStart one (Ollama, vLLM, llama.cpp, LM Studio): its models appear by themselves, and the demo model\nleaves (--demo keeps it).\n\n")
 	}
 }
 

@@ -21,7 +21,7 @@ code is 0 when there is none and 1 when there is one.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := configs.Load(args[0]); err != nil {
+			if _, err := configs.LoadAny(args[0]); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is valid.\n", args[0])

@@ -3,6 +3,7 @@ package up
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/internal/identity"
@@ -10,8 +11,8 @@ import (
 
 // Names that `iop up` gives where the configuration names nothing else.
 const (
-	DefaultEdge = "local"
-	DefaultNode = "here"
+	DefaultEdge = configs.DefaultEdge
+	DefaultNode = configs.DefaultNode
 )
 
 // Usual ports of local model servers: what `iop up` looks at (D2). They are all
@@ -69,8 +70,8 @@ func Config(o Options) (*configs.File, error) {
 		}
 		public[name] = k.Public()
 	}
-	tls := func(role identity.Role) configs.TLS {
-		return configs.TLS{Certificate: f.Certificate(role), Key: f.key(role), CA: f.CA()}
+	tls := func(role identity.Role, name string) configs.TLS {
+		return configs.TLS{Certificate: f.Certificate(role, name), Key: f.key(role, name), CA: f.CA()}
 	}
 
 	set(&broker.Listen, o.BrokerListen)
@@ -78,7 +79,7 @@ func Config(o Options) (*configs.File, error) {
 	def(&broker.Name, "broker")
 	def(&broker.StoreDir, f.Store())
 	if broker.TLS == (configs.TLS{}) {
-		broker.TLS = tls(identity.RoleBroker)
+		broker.TLS = tls(identity.RoleBroker, "broker")
 	}
 	def(&broker.IssuerKey, f.NKey("issuer"))
 	def(&broker.SystemKey, f.NKey("system"))
@@ -93,7 +94,7 @@ func Config(o Options) (*configs.File, error) {
 	def(&edge.AdminListen, "127.0.0.1:8401")
 	def(&edge.Name, edgeName)
 	if edge.Broker.TLS == (configs.TLS{}) {
-		edge.Broker.TLS = tls(identity.RoleEdge)
+		edge.Broker.TLS = tls(identity.RoleEdge, edgeName)
 	}
 	def(&edge.Broker.NKey, f.NKey("edge"))
 	if len(edge.Issuers) == 0 {
@@ -105,12 +106,14 @@ func Config(o Options) (*configs.File, error) {
 	if !edge.Models.Auto && len(edge.Models.Groups) == 0 {
 		edge.Models.Auto = true
 	}
-	addLocalNode(edge, nodeName, o.Demo)
+	if err := addLocalNode(edge, nodeName, o.Demo); err != nil {
+		return nil, err
+	}
 
 	def(&node.Name, nodeName)
 	def(&node.Edge, edgeName)
 	if node.Broker.TLS == (configs.TLS{}) {
-		node.Broker.TLS = tls(identity.RoleNode)
+		node.Broker.TLS = tls(identity.RoleNode, nodeName)
 	}
 	def(&node.Broker.NKey, f.NKey("node"))
 	def(&node.CurveKey, f.NKey("curve"))
@@ -128,11 +131,16 @@ func Config(o Options) (*configs.File, error) {
 
 // addLocalNode gives this process's node the local providers, unless the
 // operator named that node's adapters.
-func addLocalNode(edge *configs.Edge, name string, demo bool) {
+func addLocalNode(edge *configs.Edge, name string, demo bool) error {
+	var known []string
 	for _, n := range edge.Nodes {
 		if n.Name == name {
-			return
+			return nil
 		}
+		known = append(known, n.Name)
+	}
+	if len(known) > 0 {
+		return fmt.Errorf("node.name %q is not among edge.nodes (%s): this process's node would have nothing to run", name, strings.Join(known, ", "))
 	}
 	n := configs.EdgeNode{Name: name}
 	for _, p := range localProviders {
@@ -140,40 +148,60 @@ func addLocalNode(edge *configs.Edge, name string, demo bool) {
 	}
 	n.Adapters = append(n.Adapters, configs.Adapter{Name: "demo", Type: "demo", Fallback: !demo})
 	edge.Nodes = append(edge.Nodes, n)
+	return nil
 }
 
-// Sample is the configuration `iop init` writes: what `iop up` would do anyway,
-// with room to change it.
+// Sample is the configuration `iop init` writes: what `iop up` does without a
+// file, spelt out and with room to change it.
 func Sample(f Folder) string {
-	return fmt.Sprintf(`# iop on one host: iop up --config %s
-# Everything left out has the default that "iop up" without a file has.
+	var adapters strings.Builder
+	for _, p := range localProviders {
+		fmt.Fprintf(&adapters, `        - name: %s
+          type: openai_compat
+          profile: %s
+          base_url: %s
+          capacity: 8 # requests at once; more wait
+`, p.name, p.profile, p.url)
+	}
+	return fmt.Sprintf(`# iop on one host: iop up --data-dir %[1]s --config %[2]s
+# This is what "iop up" does without a file. What is left out has its default.
 log:
-  level: info
+  level: warn # debug, info, warn, error
+broker:
+  listen: 127.0.0.1:4222
 edge:
-  name: %s
+  name: %[4]s
   listen: 127.0.0.1:8400
   admin_listen: 127.0.0.1:8401
   keys:
-    - name: local
-      file: %s
-  models: auto
+    - name: local # whoever has this key
+      file: %[3]q
+  models: auto # offer what the adapters list
   nodes:
-    - name: %s
+    - name: %[5]s
       adapters:
-        - name: ollama
-          type: openai_compat
-          base_url: http://127.0.0.1:11434
-          profile: ollama       # openai (default), ollama, llamacpp, vllm
-          capacity: 8
-        - name: demo
+%[6]s        - name: demo
           type: demo
-          fallback: true
-broker:
-  listen: 127.0.0.1:4222
+          fallback: true # only while no other adapter lists a model
 node:
-  name: %s
-  edge: %s
-`, f.Config(), DefaultEdge, f.APIKey(), DefaultNode, DefaultNode, DefaultEdge)
+  name: %[5]s
+  edge: %[4]s
+`, quote(string(f)), quote(f.Config()), f.APIKey(), DefaultEdge, DefaultNode, adapters.String())
+}
+
+// quote makes a path that can be pasted into a shell.
+func quote(path string) string {
+	if strings.ContainsFunc(path, func(r rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:@", r)
+	}) {
+		return "'" + strings.ReplaceAll(path, "'", "'\\''") + "'"
+	}
+	return path
+}
+
+// StartLine is the command that runs the folder's configuration.
+func (f Folder) StartLine() string {
+	return "iop up --data-dir " + quote(string(f)) + " --config " + quote(f.Config())
 }
 
 // DefaultFolder is $XDG_DATA_HOME/iop, or ~/.local/share/iop.

@@ -28,9 +28,16 @@ func (f Folder) path(elem ...string) string {
 	return filepath.Join(append([]string{string(f)}, elem...)...)
 }
 
-// Certificate and Key name the files of one workload.
-func (f Folder) Certificate(role identity.Role) string { return f.path("pki", string(role)+".pem") }
-func (f Folder) key(role identity.Role) string         { return f.path("pki", string(role)+".key") }
+// Certificate and key name the files of one workload. A name of its own has a
+// file of its own, so another name in the configuration makes another
+// certificate and leaves the first.
+func (f Folder) Certificate(role identity.Role, name string) string {
+	return f.path("pki", string(role)+"-"+name+".pem")
+}
+
+func (f Folder) key(role identity.Role, name string) string {
+	return f.path("pki", string(role)+"-"+name+".key")
+}
 
 // CA is the certificate authority's certificate.
 func (f Folder) CA() string { return f.path("pki", "ca.pem") }
@@ -68,11 +75,18 @@ func Prepare(f Folder, edge, node string) error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("data folder: %w", err)
 		}
+		if st, err := os.Stat(dir); err == nil && st.Mode().Perm()&0o022 != 0 {
+			return fmt.Errorf("data folder: %s may be written by others (mode %04o), so its keys prove nothing: chmod 700 it", dir, st.Mode().Perm())
+		}
 	}
+	used := present(f.CA())
 	if err := prepareCertificates(f, edge, node); err != nil {
 		return err
 	}
 	for _, kind := range nkeyKinds {
+		if used && !present(f.NKey(kind.name)) {
+			return fmt.Errorf("%s is missing, and what was made with it would not be trusted with another: restore it, or begin with a new data folder", f.NKey(kind.name))
+		}
 		if _, err := ensureNKey(f.NKey(kind.name), kind.make); err != nil {
 			return err
 		}
@@ -141,7 +155,7 @@ func prepareCertificates(f Folder, edge, node string) error {
 		{identity.ID{Edge: edge, Role: identity.RoleNode, Name: node}, nil},
 	} {
 		w.id.TrustDomain = identity.DefaultTrustDomain
-		if err := ensureCertificate(ca, w.id, w.hosts, f.Certificate(w.id.Role), f.key(w.id.Role)); err != nil {
+		if err := ensureCertificate(ca, w.id, w.hosts, f.Certificate(w.id.Role, w.id.Name), f.key(w.id.Role, w.id.Name)); err != nil {
 			return err
 		}
 	}

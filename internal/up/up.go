@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -35,6 +36,11 @@ type Info struct {
 	DataDir   string `json:"data_dir"`
 	// Models is what may be asked for right now.
 	Models []string `json:"models"`
+	// Principal is whose key APIKey is. Where the configuration knows only the
+	// key's digest, APIKey is empty.
+	Principal string `json:"-"`
+	// FoundNone says that local model servers were looked for, and none answered.
+	FoundNone bool `json:"-"`
 }
 
 // ErrLocked says that another process owns the folder.
@@ -42,7 +48,8 @@ var ErrLocked = errors.New("another iop is running on this data folder")
 
 // Run starts the fabric and calls ready once callers are served. It returns
 // when ctx has ended and everything has stopped, or when a part failed.
-func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info)) error {
+// models, if it is not nil, is called with what is on offer whenever that changes.
+func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), models func([]string)) error {
 	edgeName, nodeName := o.Names()
 	if err := os.MkdirAll(string(o.Folder), 0o700); err != nil {
 		return fmt.Errorf("data folder: %w", err)
@@ -63,21 +70,25 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info)) err
 	if err != nil {
 		return err
 	}
+	fabric.Edge.OnModels(models)
 	return fabric.Run(ctx, func() { ready(fabric.Info(o.Folder)) })
 }
 
-// Info describes the running fabric; its key is the folder's.
+// Info describes the running fabric; its key is the first of the configuration.
 func (f *Fabric) Info(folder Folder) Info {
 	info := Info{
 		BaseURL: "http://" + f.Edge.Addr() + "/v1", AdminURL: "http://" + f.Edge.AdminAddr(),
 		BrokerURL: f.Broker.ClientURL(), DataDir: string(folder),
 	}
-	if key, err := ReadAPIKey(folder); err == nil {
-		info.APIKey = key
+	if keys := f.cfg.Edge.Keys; len(keys) > 0 {
+		info.Principal = keys[0].Name
+		info.APIKey, _ = keys[0].Value()
 	}
 	for _, m := range f.Edge.Models() {
 		info.Models = append(info.Models, m.ID)
 	}
+	info.FoundNone = slices.Equal(info.Models, []string{demo.Model}) && len(f.cfg.Edge.Nodes) == 1 &&
+		len(f.cfg.Edge.Nodes[0].Adapters) == len(localProviders)+1
 	return info
 }
 
