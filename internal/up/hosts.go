@@ -45,7 +45,7 @@ type HostsReport struct {
 	Kept []string // folders that were whole already
 	// Todo are settings that files which are never overwritten lack.
 	Todo []HostsTodo
-	// APIKey is the first caller's key where it was made just now.
+	// APIKey is the first caller's key.
 	APIKey string
 }
 
@@ -374,8 +374,7 @@ func (p *plan) makeKeys(shared map[string]*identity.NKey) error {
 		case identity.RoleNode:
 			_, err = ensureNKey(p.at(m.folder, "curve.nk"), identity.NewCurveKey)
 		case identity.RoleEdge:
-			made := !present(p.at(m.folder, "api-key"))
-			if err = ensureAPIKey(p.at(m.folder, "api-key")); err == nil && made {
+			if err = ensureAPIKey(p.at(m.folder, "api-key")); err == nil {
 				p.report.APIKey, err = readAPIKey(p.at(m.folder, "api-key"))
 			}
 		default: // no key but the connection's
