@@ -11,7 +11,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama
+.PHONY: streams build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -62,6 +62,13 @@ fuzz:
 
 bench: build
 	test/bench/product.sh
+
+# What the goals of docs/performance.md ask beside `make bench`: streams without a
+# break, and how long it takes until a caller's or a node's end is noticed.
+STREAMS ?= 20000
+streams:
+	IOP_STREAMS=$(STREAMS) go test ./test/e2e -run 'TestFastStreams' -count 1 -v -timeout 20m | grep -v level=
+	go test ./test/e2e -run '^$$' -bench 'CallerGone|NodeKilled' -benchtime 50x -timeout 20m | grep -v level=
 
 # A real Ollama with a tiny scripted model behind the product, the Go SDKs as callers.
 ollama: build

@@ -76,3 +76,16 @@ func readKey(path string) ([]byte, error) {
 	defer f.Close() // only read
 	return io.ReadAll(io.LimitReader(f, maxKey+3))
 }
+
+// Value returns the key itself where it is at hand: that of a file or a variable.
+func (k APIKey) Value() (string, bool) {
+	key := []byte(os.Getenv(k.Env))
+	if k.File != "" {
+		var err error
+		if key, err = readKey(k.File); err != nil {
+			return "", false
+		}
+	}
+	key = bytes.TrimRight(key, "\r\n")
+	return string(key), len(key) > 0
+}

@@ -108,6 +108,17 @@ func (f *File) Complete() error {
 // Validate reports every fault, as Faults. Files that are named are not opened.
 func (f *File) Validate() error { return f.validate().err() }
 
+// NewSingle is the configuration of a process that is broker, Edge and Node at
+// once and has no file: empty sections, and what the environment sets in them.
+func NewSingle(environ []string) (*File, error) {
+	file := &File{Broker: &Broker{}, Edge: &Edge{}, Node: &Node{}}
+	env := override(file, environ)
+	if err := env.faults.err(); err != nil {
+		return nil, err
+	}
+	return file, nil
+}
+
 // LoadSingle is Load for a process that is broker, Edge and Node at once. Such a
 // file has the sections broker and edge, be they empty.
 func LoadSingle(path string) (*File, error) {

@@ -59,11 +59,15 @@ func newDiscovery(r dispatch.Runner, adapters func(string) []string, adopt func(
 	}
 }
 
+// open lets start begin work that ends with ctx, at the latest; run waits for it.
+func (d *discovery) open(ctx context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ctx = ctx
+}
+
 // run owns the goroutines of start until ctx ends.
 func (d *discovery) run(ctx context.Context) error {
-	d.mu.Lock()
-	d.ctx = ctx
-	d.mu.Unlock()
 	<-ctx.Done()
 	d.mu.Lock()
 	d.ctx = nil // start begins nothing any more

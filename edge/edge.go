@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -58,6 +59,7 @@ type Edge struct {
 	registered map[string]*registration
 	beats      uint64
 
+	stopping        atomic.Bool
 	listener, admin net.Listener
 	ready           chan struct{}
 	offers          chan struct{}
@@ -84,7 +86,7 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 	for _, k := range cfg.Keys {
 		digest, err := k.Digest()
 		if err != nil {
-			return nil, fmt.Errorf("edge: key %q: %w", k.Name, err)
+			return nil, fmt.Errorf("edge: %w", err)
 		}
 		e.keys = append(e.keys, httpapi.Key{Name: k.Name, Digest: digest, Models: k.Models})
 	}
@@ -174,6 +176,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	var parts, loops errgroup.Group
 	loops.Go(func() error { return e.loop.run(loopCtx) })
 	parts.Go(func() error { return e.dispatch.Run(partCtx) })
+	e.discovery.open(partCtx)
 	parts.Go(func() error { return e.discovery.run(partCtx) })
 	parts.Go(func() error { return e.watchOffers(partCtx) })
 	for range verifiers {
@@ -186,6 +189,9 @@ func (e *Edge) Run(ctx context.Context) error {
 	}
 
 	callers := api.Server(api.Handler())
+	answers, cutAnswers := context.WithCancelCause(base)
+	defer cutAnswers(nil)
+	callers.BaseContext = func(net.Listener) context.Context { return answers }
 	serve(callers, e.listener)
 	e.log.LogAttrs(ctx, slog.LevelInfo, eventStarted, slog.String("listen", e.Addr()), slog.String("admin", e.AdminAddr()))
 	close(e.ready)
@@ -197,7 +203,7 @@ func (e *Edge) Run(ctx context.Context) error {
 		err = fmt.Errorf("edge: the connection to the broker ended for good: %w", e.bus.Err())
 	}
 	e.log.LogAttrs(ctx, slog.LevelInfo, eventStopping)
-	err = errors.Join(err, e.stop(base, callers, admin), servers.Wait())
+	err = errors.Join(err, e.stop(base, callers, admin, cutAnswers), servers.Wait())
 	stopParts()
 	err = errors.Join(err, parts.Wait())
 	stopLoop()
@@ -206,16 +212,25 @@ func (e *Edge) Run(ctx context.Context) error {
 	return err
 }
 
+// cutGrace is how long an answer that was cut may take to say so.
+const cutGrace = 2 * time.Second
+
 // stop ends callers, then sessions (I4).
-func (e *Edge) stop(base context.Context, callers, admin *http.Server) error {
+func (e *Edge) stop(base context.Context, callers, admin *http.Server, cut context.CancelCauseFunc) error {
+	e.stopping.Store(true)
 	e.loop.in.put(item{isPool: true, pool: pool.Stopping()}, false)
 	e.loop.in.put(item{reg: registry.Stopping{}}, false)
 	grace, cancel := context.WithTimeout(base, e.cfg.StopGrace)
 	defer cancel()
 	err := callers.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		// What still runs ends with one terminal: closing its connection cancels it.
-		err = callers.Close()
+		// What still runs ends with one terminal, which its caller is told (D7).
+		cut(pool.ErrStopping)
+		told, cancelTold := context.WithTimeout(base, cutGrace)
+		defer cancelTold()
+		if err = callers.Shutdown(told); errors.Is(err, context.DeadlineExceeded) {
+			err = callers.Close()
+		}
 	}
 	if err2 := admin.Close(); err == nil {
 		err = err2
@@ -249,6 +264,9 @@ func (e *Edge) subscribe(ctx context.Context) error {
 
 // checkReady is /readyz: the broker is there and at least one node is ready.
 func (e *Edge) checkReady() error {
+	if e.stopping.Load() {
+		return errors.New("stopping")
+	}
 	select {
 	case <-e.ready:
 	default:

@@ -132,6 +132,8 @@ func (l *loop) run(ctx context.Context) error {
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	last := time.Now()
+	var resume time.Time // no deadline passes before
 	for {
 		if items := l.in.take(); len(items) > 0 {
 			now := time.Now()
@@ -142,13 +144,17 @@ func (l *loop) run(ctx context.Context) error {
 			continue // what waits is read before time passes
 		}
 		now := time.Now()
-		if d := l.reg.Deadline(); !d.IsZero() && !d.After(now) {
-			l.stepRegistry(now, registry.DeadlinePassed{}, nil)
+		// The ticker wakes this loop every interval. A longer gap means that the
+		// process did not run: what the nodes sent meanwhile is still on its way
+		// here, and must be read before anybody is declared silent.
+		if now.Sub(last) > 3*l.interval {
+			resume = now.Add(l.interval)
 		}
-		if d := l.pool.Deadline(); !d.IsZero() && !d.After(now) {
-			l.stepPool(now, pool.DeadlinePassed())
+		last = now
+		if !now.Before(resume) {
+			l.passDeadlines(now)
 		}
-		timer.Reset(l.untilDeadline(now))
+		timer.Reset(max(l.untilDeadline(now), resume.Sub(now)))
 		select {
 		case <-l.in.notify:
 		case <-timer.C:
@@ -157,6 +163,15 @@ func (l *loop) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+func (l *loop) passDeadlines(now time.Time) {
+	if d := l.reg.Deadline(); !d.IsZero() && !d.After(now) {
+		l.stepRegistry(now, registry.DeadlinePassed{}, nil)
+	}
+	if d := l.pool.Deadline(); !d.IsZero() && !d.After(now) {
+		l.stepPool(now, pool.DeadlinePassed())
 	}
 }
 

@@ -103,6 +103,13 @@ func (r *bodyReader) close(err error) {
 	r.wake()
 }
 
+// Close implements io.Closer: an adapter that is done with the body says so, and a
+// Read that waits ends.
+func (r *bodyReader) Close() error {
+	r.close(io.ErrClosedPipe)
+	return nil
+}
+
 func (r *bodyReader) wake() {
 	select {
 	case r.more <- struct{}{}:

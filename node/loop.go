@@ -127,7 +127,11 @@ func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
 		if ef.Reason == session.Fenced || ef.Reason == session.Superseded {
 			event = evFenced
 		}
-		n.log.Warn(event, slog.Uint64(keyGeneration, ef.Gen), slog.Any(keyReason, ef.Reason))
+		level := slog.LevelWarn
+		if n.core.Stopping() {
+			level = slog.LevelInfo // our own doing, whatever Edge says to it
+		}
+		n.log.LogAttrs(context.Background(), level, event, slog.Uint64(keyGeneration, ef.Gen), slog.Any(keyReason, ef.Reason))
 		n.failed(ef.Reason)
 		n.link = nil
 		n.end(l)

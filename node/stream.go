@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"log/slog"
@@ -25,6 +26,7 @@ type stream struct {
 	ctx     context.Context //nolint:containedctx // the exchange's; the stream is what may cancel it
 	cancel  context.CancelCauseFunc
 	began   time.Time
+	lists   bool // it asks what the provider serves: discovery, not work
 
 	mu     sync.Mutex
 	seq    uint64 // of the last frame made
@@ -192,8 +194,8 @@ func (st *stream) exchange(ex agent.Exchanger, e agent.Exchange, s *sink) (err e
 	return ex.Exchange(st.ctx, e, s)
 }
 
-// sink makes frames of an answer (agent.Sink). A small answer is held until it
-// is complete and goes out as one message.
+// sink makes frames of an answer (agent.Sink). A small answer that comes whole in
+// one read goes out as one message.
 type sink struct {
 	st      *stream
 	f       iopv1.ProviderTunnelFrame // reused: encoding copies it
@@ -283,14 +285,13 @@ func (s *sink) Body(p []byte) error {
 		return nil
 	}
 	if s.small {
-		if len(s.held)+len(p) <= s.size {
-			if s.held == nil {
-				s.held = make([]byte, 0, s.size)
-			}
-			s.held = append(s.held, p...)
+		if s.held == nil && len(p) == s.size {
+			s.held = bytes.Clone(p)
 			return nil
 		}
-		if err := s.start(); err != nil { // longer than it said: it is a stream then
+		// It comes in pieces, or is longer than it said: nothing is kept back to be
+		// complete (E4).
+		if err := s.start(); err != nil {
 			return err
 		}
 	}

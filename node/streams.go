@@ -189,7 +189,7 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	st := &stream{
 		all: s, run: run, subject: s.id.Up(subjects.Frame, run), ctx: ctx, cancel: cancel, began: now,
-		room: make(chan struct{}, 1), index: -1,
+		lists: req.GetOperation() == opModels, room: make(chan struct{}, 1), index: -1,
 		sender: tunnel.NewSender(tunnel.SenderConfig{Credit: credit, AckDelay: ackDelay}),
 	}
 	st.credit = st.sender.Credit()
@@ -682,6 +682,11 @@ func (s *streams) ended(st *stream, why *wire.Error) {
 		class = why.Class
 		switch class {
 		case wire.Capacity, wire.Draining, wire.Cancelled: // as meant, and many under load
+		case wire.Unreachable:
+			// A provider that is not there is asked for its list again and again.
+			if !st.lists {
+				level = slog.LevelInfo
+			}
 		default:
 			level = slog.LevelInfo
 		}

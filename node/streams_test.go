@@ -43,7 +43,7 @@ func TestSmallAnswerIsOneMessage(t *testing.T) {
 			}
 			return errors.Join(
 				sink.Start(201, append(jsonHeader, agent.Field{Name: "X", Value: []byte("1")}, agent.Field{Name: "X", Value: []byte{0xe9}}), int64(len(text))),
-				sink.Body([]byte(text[:10])), sink.Body([]byte(text[10:])), sink.Trailer([]agent.Field{{Name: "T", Value: []byte("t")}}))
+				sink.Body([]byte(text)), sink.Trailer([]agent.Field{{Name: "T", Value: []byte("t")}}))
 		}}).ready()
 		defer r.finish()
 		_, a := r.edge.open(func(q *iopv1.ProviderTunnelRequest) {
@@ -64,6 +64,39 @@ func TestSmallAnswerIsOneMessage(t *testing.T) {
 		}
 		if len(f.GetTrailers()) != 1 || f.GetUsage().GetTotalTokens() != 7 || f.GetUsage().GetInputTokens() != 3 {
 			t.Errorf("trailers %v, usage %v", f.GetTrailers(), f.GetUsage())
+		}
+	})
+}
+
+// An answer of known size that comes in pieces is not kept back to be complete.
+//
+// Contract: E4
+func TestSmallAnswerInPiecesIsNotKeptBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := make(chan []byte)
+		r := newRig(t, options{exchange: func(_ context.Context, _ agent.Exchange, sink agent.Sink) error {
+			if err := sink.Start(200, jsonHeader, 4); err != nil {
+				return err
+			}
+			for p := range next {
+				if err := sink.Body(p); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}).ready()
+		defer r.finish()
+		_, a := r.edge.open(nil)
+		next <- []byte("ab")
+		synctest.Wait()
+		if got := r.edge.got(a); len(got) == 0 || string(body(got)) != "ab" {
+			t.Fatalf("the first piece waits for the second: %s", describe(got))
+		}
+		next <- []byte("cd")
+		close(next)
+		<-a.ended
+		if got := r.edge.got(a); string(body(got)) != "abcd" {
+			t.Errorf("%s", describe(got))
 		}
 	})
 }

@@ -42,7 +42,7 @@ func (a *Adapter) Exchange(ctx context.Context, ex agent.Exchange, sink agent.Si
 		return failure(ctx, at, c.body, err)
 	}
 	// Closing an answer that was not read to its end closes the connection (I6).
-	defer resp.Body.Close() //nolint:errcheck // the answer was delivered, or something worse is returned
+	defer resp.Body.Close() // the answer was delivered, or something worse is returned
 	return deliver(ctx, resp, sink, func(err error) error { return failure(ctx, at, c.body, err) })
 }
 

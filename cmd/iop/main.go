@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"os/signal"
 	"syscall"
@@ -25,6 +27,9 @@ const (
 type usageError struct{ error }
 
 func main() {
+	// Libraries that print by themselves could print what a peer sent (O2); what
+	// matters is logged by us.
+	log.SetOutput(io.Discard)
 	ctx, cancel := context.WithCancel(context.Background())
 	stop := make(chan os.Signal, 2) // two are told apart, a third means the same
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
@@ -35,22 +40,25 @@ func main() {
 		fmt.Fprintln(os.Stderr, "iop: told twice to stop: stopping at once")
 		os.Exit(exitFailed)
 	}()
-	os.Exit(run(ctx, os.Args[1:]))
+	os.Exit(runTo(ctx, os.Stdout, os.Stderr, os.Args[1:]))
 }
 
-func run(ctx context.Context, args []string) int {
+// runTo runs one command line and returns its exit code.
+func runTo(ctx context.Context, stdout, stderr io.Writer, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var usage usageError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &usage):
-		fmt.Fprintf(root.ErrOrStderr(), "iop: %v\nRun 'iop --help' for usage.\n", err)
+		fmt.Fprintf(stderr, "iop: %v\nRun 'iop --help' for usage.\n", err)
 		return exitUsage
 	default:
-		fmt.Fprintf(root.ErrOrStderr(), "iop: %v\n", err)
+		fmt.Fprintf(stderr, "iop: %v\n", err)
 		return exitFailed
 	}
 }
@@ -69,6 +77,13 @@ func newRoot() *cobra.Command {
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		SilenceUsage: true, SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newInit(), newValidate(), newVersion(), newHealthcheck())

@@ -185,4 +185,10 @@ func fileError(what, path string, err error) error {
 func WriteKeyFile(path string, data []byte) error { return writeFile(path, data, 0o600) }
 
 // ReadKeyFile reads one, and refuses what others may read.
-func ReadKeyFile(path string) ([]byte, error) { return readSecret(path) }
+func ReadKeyFile(path string) ([]byte, error) {
+	b, err := readSecret(path)
+	if err != nil {
+		return nil, fileError("key file", path, err)
+	}
+	return b, nil
+}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type Options struct {
 	Adapters []configs.Adapter
 	// Proxy stands between the fabric's own node and the broker.
 	Proxy bool
+	// Quiet logs warnings alone: for benchmarks.
+	Quiet bool
 	// NoWait returns once callers are served, whatever is on offer.
 	NoWait bool
 }
@@ -97,8 +100,14 @@ func Start(t testing.TB, o Options) *Fabric {
 	for _, n := range o.Nodes {
 		file.Broker.Members = append(file.Broker.Members, f.makeNode(edge, n.Name))
 	}
+	var running atomic.Pointer[up.Fabric]
 	if o.Proxy {
-		f.Proxy = NewProxy(t, func() string { return strings.TrimPrefix(f.Broker.ClientURL(), "tls://") })
+		f.Proxy = NewProxy(t, func() string {
+			if fabric := running.Load(); fabric != nil {
+				return strings.TrimPrefix(fabric.Broker.ClientURL(), "tls://")
+			}
+			return ""
+		})
 		file.Node.Broker.URLs = []string{"tls://" + f.Proxy.Addr()}
 	}
 	cfg, err := up.Config(up.Options{
@@ -107,9 +116,14 @@ func Start(t testing.TB, o Options) *Fabric {
 	})
 	must(t, err)
 	f.cfg = cfg
-	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	level := slog.LevelDebug
+	if o.Quiet {
+		level = slog.LevelWarn
+	}
+	log := slog.New(slog.NewTextHandler(f.Log, &slog.HandlerOptions{Level: level}))
 	f.Fabric, err = up.Build(cfg, log)
 	must(t, err)
+	running.Store(f.Fabric)
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
 	ready := make(chan struct{})
@@ -133,7 +147,7 @@ func Start(t testing.TB, o Options) *Fabric {
 	f.Info = f.Fabric.Info(f.Folder)
 	f.Client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(f.Client.CloseIdleConnections)
-	if served != nil {
+	if served != nil && !o.Quiet {
 		f.WaitNode(nodeName)
 	}
 	return f

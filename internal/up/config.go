@@ -150,6 +150,7 @@ func Sample(f Folder) string {
 log:
   level: info
 edge:
+  name: %s
   listen: 127.0.0.1:8400
   admin_listen: 127.0.0.1:8401
   keys:
@@ -171,7 +172,8 @@ broker:
   listen: 127.0.0.1:4222
 node:
   name: %s
-`, f.Config(), f.APIKey(), DefaultNode, DefaultNode)
+  edge: %s
+`, f.Config(), DefaultEdge, f.APIKey(), DefaultNode, DefaultNode, DefaultEdge)
 }
 
 // DefaultFolder is $XDG_DATA_HOME/iop, or ~/.local/share/iop.

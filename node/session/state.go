@@ -210,6 +210,9 @@ func (c *Core) Generation() uint64 { return c.gen }
 // Attempts counts the dials in a row without a ready.
 func (c *Core) Attempts() int { return c.attempts }
 
+// Stopping reports whether a local shutdown was asked for.
+func (c *Core) Stopping() bool { return c.stopping }
+
 // ErrWrongName: the broker's name for this connection is not ours.
 var ErrWrongName = errors.New("the broker named this connection otherwise")
 

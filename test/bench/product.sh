@@ -10,7 +10,7 @@ MODES=${MODES:-"json stream cancel bulk idle"}
 STREAMS=${STREAMS:-2000}
 mkdir -p bin "$OUT"
 rm -f "$OUT"/*.jsonl
-go build -o bin/ ./cmd/...
+[ -n "${NOBUILD:-}" ] || go build -o bin/ ./cmd/...
 PIDS=()
 DATA=$(mktemp -d)
 stop() { for p in "${PIDS[@]}"; do kill "$p" 2>/dev/null || true; done; rm -rf "$DATA"; }
@@ -23,12 +23,15 @@ until [ -f "$C/client.key" ]; do sleep 0.1; done; sleep 0.5
 up bin/natshop -role node -broker 127.0.0.1:18223 -certs "$C"; N=$LAST
 cat >"$DATA/iop.yaml" <<Y
 log: {level: warn}
+broker: {}
 edge:
+  name: local
   models: auto
   nodes:
     - name: here
       adapters:
         - {name: mock, type: openai_compat, base_url: "http://127.0.0.1:18000", capacity: 20000}
+node: {name: here, edge: local}
 Y
 "$IOP" up --data-dir "$DATA/d" --config "$DATA/iop.yaml" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --broker-listen 127.0.0.1:0 --json >"$DATA/up.json" 2>>"$OUT/procs.log" & PIDS+=($!); I=$!
 until [ -s "$DATA/up.json" ]; do sleep 0.1; kill -0 $I; done

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -258,8 +260,8 @@ func TestBodySizes(t *testing.T) {
 // Contract: J2 T3 E4
 func TestFastStreams(t *testing.T) {
 	n := 2000
-	if testing.Short() {
-		n = 300
+	if v, err := strconv.Atoi(os.Getenv("IOP_STREAMS")); err == nil {
+		n = v
 	}
 	f := ioptest.Start(t, ioptest.Options{})
 	var answer strings.Builder

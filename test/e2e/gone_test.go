@@ -149,10 +149,7 @@ func TestBusyProviderMakesCallersWait(t *testing.T) {
 // Contract: P7 P3
 func TestTrap14SlotBeforeTerminal(t *testing.T) {
 	f := ioptest.Start(t, ioptest.Options{Edge: func(e *configs.Edge) { e.Nodes[0].Adapters[0].Capacity = 1 }})
-	n := 2000
-	if testing.Short() {
-		n = 200
-	}
+	const n = 2000
 	work := make(chan struct{}, n)
 	for range n {
 		work <- struct{}{}

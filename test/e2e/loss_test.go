@@ -106,15 +106,7 @@ func TestHungLink(t *testing.T) {
 //
 // Contract: B7 F3 J4
 func TestKilledNodeProcess(t *testing.T) {
-	f := ioptest.Start(t, ioptest.Options{
-		Nodes: []configs.EdgeNode{{Name: "other"}},
-		Edge: func(e *configs.Edge) {
-			e.Nodes[1].Adapters = e.Nodes[0].Adapters
-			e.Nodes[1].Providers = e.Nodes[0].Providers
-			e.Nodes[0].Adapters, e.Nodes[0].Providers = nil, nil
-			e.Models.Groups[0].Providers[0].Provider = "other/m"
-		},
-	})
+	f := otherNode(t)
 	kill := f.SpawnNode("other")
 	f.WaitNode("other")
 	const n = 5
@@ -134,4 +126,19 @@ func TestKilledNodeProcess(t *testing.T) {
 		}
 	}
 	t.Logf("%d streams ended %v after the kill", n, time.Since(killed))
+}
+
+// otherNode is a fabric whose model is served by node "other", a process of its
+// own.
+func otherNode(t testing.TB) *ioptest.Fabric {
+	t.Helper()
+	return ioptest.Start(t, ioptest.Options{
+		Nodes: []configs.EdgeNode{{Name: "other"}},
+		Edge: func(e *configs.Edge) {
+			e.Nodes[1].Adapters = e.Nodes[0].Adapters
+			e.Nodes[1].Providers = e.Nodes[0].Providers
+			e.Nodes[0].Adapters, e.Nodes[0].Providers = nil, nil
+			e.Models.Groups[0].Providers[0].Provider = "other/m"
+		},
+	})
 }

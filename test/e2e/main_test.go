@@ -45,7 +45,7 @@ func open(t *testing.T, f *ioptest.Fabric, ctx context.Context, body string) *ht
 }
 
 // readUntil reads until what was read ends with want.
-func readUntil(t *testing.T, r io.Reader, want string) string {
+func readUntil(t testing.TB, r io.Reader, want string) string {
 	t.Helper()
 	br := bufio.NewReaderSize(r, 1)
 	var got strings.Builder

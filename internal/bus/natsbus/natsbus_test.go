@@ -383,6 +383,7 @@ func TestClassifyTexts(t *testing.T) {
 	for text, want := range map[string]Reason{
 		"nats: expected 'PONG', got 'PING'":                                                    Busy,
 		"nats: tls error: connection closed by remote after TLS handshake: write: broken pipe": Busy,
+
 		"nats: tls error: EOF":               Busy,
 		"nats: Authorization Violation":      Unauthorized,
 		"remote error: tls: bad certificate": TLSOwn,
