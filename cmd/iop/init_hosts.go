@@ -38,7 +38,7 @@ On each host:
 		}
 		fmt.Fprintf(w, "\nbelow %s in %s:\n\n%s", t.Key, strings.Join(t.Files, ", "), t.Text)
 	}
-	if report.APIKey != "" {
+	if len(report.Todo) == 0 {
 		fmt.Fprintf(w, `
 A caller's key is in %s. Once all runs, on the edge's host:
 

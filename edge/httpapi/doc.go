@@ -26,9 +26,9 @@
 //	    without its dialect's end: [DONE] of chat completions and completions,
 //	    response.completed, incomplete or failed of responses, message_stop of
 //	    messages, or for the last two the provider's own error event.
-//	I6  What a caller holds is bounded: header, body in memory and on disk, decoded
-//	    and encoded, how much it grows by decoding, the sum of all bodies, streams per key, and the time it may take to send or take
-//	    a byte.
+//	I6  What a caller holds is bounded: header, body in memory and on disk, how much
+//	    it grows when it is decoded, the sum of all bodies, streams per key, and the
+//	    time it may take to send or take a byte.
 //	I7  No label and no log key comes from outside; a model's name is logged only
 //	    once the pool knew it.
 //

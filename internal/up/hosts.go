@@ -45,7 +45,7 @@ type HostsReport struct {
 	Kept []string // folders that were whole already
 	// Todo are settings that files which are never overwritten lack.
 	Todo []HostsTodo
-	// APIKey is the first caller's key where it was made just now.
+	// APIKey is the first caller's key.
 	APIKey string
 }
 
@@ -374,8 +374,7 @@ func (p *plan) makeKeys(shared map[string]*identity.NKey) error {
 		case identity.RoleNode:
 			_, err = ensureNKey(p.at(m.folder, "curve.nk"), identity.NewCurveKey)
 		case identity.RoleEdge:
-			made := !present(p.at(m.folder, "api-key"))
-			if err = ensureAPIKey(p.at(m.folder, "api-key")); err == nil && made {
+			if err = ensureAPIKey(p.at(m.folder, "api-key")); err == nil {
 				p.report.APIKey, err = readAPIKey(p.at(m.folder, "api-key"))
 			}
 		default: // no key but the connection's
@@ -403,14 +402,16 @@ func (p *plan) makeFolder(folder string, id identity.ID, hosts []string) error {
 
 func parseHost(text string) (host string, port int, err error) {
 	host, port = strings.Trim(text, "[]"), clientPort
-	if h, p, splitErr := net.SplitHostPort(text); splitErr == nil {
-		host = h
-		if port, err = strconv.Atoi(p); err != nil || port < 1 || port > highestClient {
-			return "", 0, fmt.Errorf("want a port from 1 to %d after the colon: routes and leaves take higher ones", highestClient)
-		}
+	digits := true
+	if h, p, err := net.SplitHostPort(text); err == nil {
+		n, err := strconv.Atoi(p)
+		host, port, digits = h, n, err == nil
 	}
-	if net.ParseIP(host) == nil && !validHost(host) {
+	switch {
+	case !digits, net.ParseIP(host) == nil && !validHost(host):
 		return "", 0, errors.New("want a host name or an IP address, with :PORT where it is not 4222; an IPv6 address with a port in brackets")
+	case port < 1 || port > highestClient:
+		return "", 0, fmt.Errorf("want a port from 1 to %d after the colon: routes and leaves take higher ones", highestClient)
 	}
 	return host, port, nil
 }
