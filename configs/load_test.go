@@ -81,7 +81,7 @@ node: {name: desk, edge: home}
 				Name: "desk",
 				Adapters: []Adapter{
 					{Name: "demo", Type: "demo", Capacity: 64},
-					{Name: "openai_compat", Type: "openai_compat", BaseURL: "http://h/v1", Capacity: 8},
+					{Name: "openai_compat", Type: "openai_compat", BaseURL: "http://h/v1", Profile: ProfileOpenAI, Capacity: 8},
 				},
 				Providers: []Provider{{ID: "openai_compat/m", Adapter: "openai_compat", Target: "m", Capacity: 8}},
 			}},
