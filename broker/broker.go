@@ -32,21 +32,17 @@ type Deps struct {
 
 // Broker is an embedded NATS server and the session service beside it.
 type Broker struct {
-	cfg     configs.Broker
-	keys    keys
-	text    string
-	seeds   []seed
-	log     *slog.Logger
-	now     func() time.Time
-	metrics *metrics
-	certs   atomic.Pointer[certificates]
-	ran     atomic.Bool
-	ready   chan struct{}
+	authority
+	text   string
+	routes atomic.Pointer[certificates] // of the cluster's routes; nil where there are none
+	ran    atomic.Bool
+	ready  chan struct{}
 	// Set before ready is closed, not changed afterwards.
-	server  *server.Server
-	url     string
-	leafURL string
-	members members
+	server     *server.Server
+	url        string
+	leafURL    string
+	clusterURL string
+	members    members
 }
 
 // keys are the broker's nkeys: the issuer and the session service's three.
@@ -74,45 +70,34 @@ var ErrNotReady = errors.New("broker: not ready")
 // New loads keys and certificates and checks the configuration. It starts nothing.
 func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	cfg = withDefaults(cfg)
-	b := &Broker{cfg: cfg, log: deps.Log, now: deps.Now, ready: make(chan struct{})}
-	if b.log == nil {
-		b.log = slog.New(slog.DiscardHandler)
-	}
-	if b.now == nil {
-		b.now = time.Now
-	}
-	if deps.Metrics == nil {
-		deps.Metrics = prometheus.NewRegistry()
-	}
+	b := &Broker{ready: make(chan struct{})}
 	if cfg.StoreDir == "" {
 		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
 	}
-	var err error
-	if b.keys, err = loadKeys(cfg); err != nil {
+	if err := b.load(cfg, identity.RoleBroker, deps); err != nil {
 		return nil, err
 	}
 	if err := checkEdgeKeys(cfg.EdgeKeys, b.keys.public()); err != nil {
 		return nil, err
 	}
-	if b.seeds, err = seeds(cfg.Members); err != nil {
-		return nil, err
+	b.alone = cfg.Cluster == nil
+	if !b.alone {
+		if err := checkCluster(cfg); err != nil {
+			return nil, err
+		}
+		b.replicas = cfg.Cluster.Replicas
+		if err := b.loadRoutes(); err != nil {
+			return nil, err
+		}
 	}
-	certs, err := loadCertificates(cfg)
-	if err != nil {
-		return nil, err
-	}
-	b.certs.Store(certs)
+	var err error
 	if b.text, err = configText(cfg, b.keys.public(), Embedded); err != nil {
 		return nil, err
 	}
 	if _, err := newOptions(b.text, b.tlsConfig); err != nil {
 		return nil, err
 	}
-	if b.metrics, err = newMetrics(deps.Metrics); err != nil {
-		return nil, fmt.Errorf("broker: metrics: %w", err)
-	}
-	b.metrics.certificate.Set(float64(certs.until.Unix()))
-	return b, nil
+	return b, b.measure(deps)
 }
 
 func withDefaults(cfg configs.Broker) configs.Broker {
@@ -128,6 +113,7 @@ func withDefaults(cfg configs.Broker) configs.Broker {
 	if cfg.HeartbeatBound <= 0 {
 		cfg.HeartbeatBound = wire.HeartbeatBound
 	}
+	cfg.Cluster = clusterDefaults(cfg)
 	return cfg
 }
 
@@ -180,21 +166,21 @@ func checkEdgeKeys(edgeKeys map[string]string, own publicKeys) error {
 	return nil
 }
 
-func loadCertificates(cfg configs.Broker) (*certificates, error) {
-	cert, err := identity.LoadCertificate(cfg.TLS.Certificate, cfg.TLS.Key)
+func loadCertificates(files configs.TLS, domain string, role identity.Role) (*certificates, error) {
+	cert, err := identity.LoadCertificate(files.Certificate, files.Key)
 	if err != nil {
 		return nil, fmt.Errorf("broker: tls: %w", err)
 	}
-	pool, err := identity.LoadPool(cfg.TLS.CA)
+	pool, err := identity.LoadPool(files.CA)
 	if err != nil {
 		return nil, fmt.Errorf("broker: tls: %w", err)
 	}
-	id, leaf, err := identity.VerifyChain(pool, cert.TLS().Certificate, identity.RoleBroker, true)
+	id, leaf, err := identity.VerifyChain(pool, cert.TLS().Certificate, role, role == identity.RoleBroker)
 	if err != nil {
-		return nil, fmt.Errorf("broker: tls: certificate %s is not a broker's of the CA in %s: %w", cfg.TLS.Certificate, cfg.TLS.CA, err)
+		return nil, fmt.Errorf("broker: tls: certificate %s is not a %s's of the CA in %s: %w", files.Certificate, role, files.CA, err)
 	}
-	if id.TrustDomain != cfg.TrustDomain {
-		return nil, fmt.Errorf("broker: tls: certificate %s is of trust domain %q, trust_domain is %q", cfg.TLS.Certificate, id.TrustDomain, cfg.TrustDomain)
+	if id.TrustDomain != domain {
+		return nil, fmt.Errorf("broker: tls: certificate %s is of trust domain %q, trust_domain is %q", files.Certificate, id.TrustDomain, domain)
 	}
 	return &certificates{
 		tls: &tls.Config{
@@ -205,7 +191,7 @@ func loadCertificates(cfg configs.Broker) (*certificates, error) {
 			// A resumed handshake would trust a CA that has since been taken out.
 			SessionTicketsDisabled: true,
 		},
-		trust: trust{pool: pool, domain: cfg.TrustDomain},
+		trust: trust{pool: pool, domain: domain},
 		until: leaf.NotAfter,
 	}, nil
 }
@@ -217,14 +203,12 @@ func (b *Broker) tlsConfig() *tls.Config { return b.certs.Load().tls.Clone() }
 // them; those that stand are not touched (B1, B8). Where anything is wrong, what
 // served before goes on.
 func (b *Broker) Reload() error {
-	certs, err := loadCertificates(b.cfg)
-	if err != nil {
-		return err
+	if !b.alone {
+		if err := b.loadRoutes(); err != nil {
+			return err
+		}
 	}
-	b.certs.Store(certs)
-	b.metrics.certificate.Set(float64(certs.until.Unix()))
-	b.log.Info(eventRotated, slog.Time("until", certs.until))
-	return nil
+	return b.reload(identity.RoleBroker)
 }
 
 // Ready is closed once connections are admitted.
@@ -305,7 +289,12 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	if err := checkStore(b.cfg.StoreDir); err != nil {
 		return err
 	}
-	for _, listen := range []string{b.cfg.Listen, b.cfg.LeafListen} {
+	unlock, err := lockStore(b.cfg.StoreDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, listen := range []string{b.cfg.Listen, b.cfg.LeafListen, b.clusterListen()} {
 		if err := checkListen(listen); err != nil {
 			return err
 		}
@@ -315,6 +304,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		return err
 	}
 	b.holdLeaves(opts)
+	b.joinCluster(opts)
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -323,6 +313,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	srv.SetLoggerV2(serverLog{
 		log:       b.log,
 		handshake: b.handshakeFailed,
+		name:      b.nameTaken,
 		fatal:     func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
 	}, true, false, false)
 	var stop sync.Once
@@ -337,28 +328,45 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("broker: the server was not ready within %v", startBound)
 	}
 
-	s, err := b.startService(ctx, srv)
+	b.dial = func(key *identity.NKey, name string) (*nats.Conn, error) { return b.connect(srv, key, name) }
+	s, err := newService(ctx, &b.authority)
 	if err != nil {
 		return errors.Join(fatalCause(ctx), err)
 	}
-	listening := make(chan struct{})
-	srv.AcceptLoop(listening)
-	<-listening
+	if err := s.waitOpen(ctx); err != nil {
+		s.stop()
+		if ctx.Err() != nil { // stopped while it waited
+			return fatalCause(ctx)
+		}
+		return err
+	}
+	if opts.DontListen {
+		listening := make(chan struct{})
+		srv.AcceptLoop(listening)
+		<-listening
+	}
 	if fatal := fatalCause(ctx); fatal != nil {
 		s.stop()
 		return fatal
 	}
 	b.server, b.members = srv, s.members
 	b.url, b.leafURL = clientURL(srv.Addr()), leafURL(opts)
+	if addr := srv.ClusterAddr(); addr != nil {
+		b.clusterURL = clientURL(addr)
+	}
+	b.health.set(nil)
 	close(b.ready)
 	b.log.Info(eventReady, slog.String("url", b.url))
 
 	<-ctx.Done()
+	b.health.set(errStopping)
 	s.stop()
 	shutdown()
 	b.log.Info(eventStopped)
 	return fatalCause(ctx)
 }
+
+var errStopping = errors.New("the broker is stopping")
 
 // errFatal marks what the server itself could not go on with.
 var errFatal = errors.New("broker: the server cannot go on")
@@ -381,10 +389,6 @@ func clientURL(addr net.Addr) string {
 		host = "127.0.0.1"
 	}
 	return "tls://" + net.JoinHostPort(host, strconv.Itoa(a.Port))
-}
-
-func (b *Broker) refuse(r refusal) {
-	b.metrics.refused.WithLabelValues(string(r)).Inc()
 }
 
 // handshakeFailed counts a peer that did not get as far as the callout. What it

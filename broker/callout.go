@@ -34,6 +34,7 @@ const (
 	refusedChain       refusal = "chain"        // does not verify against our CA
 	refusedConnection  refusal = "connection"   // the connection's name is not 32 of [a-z0-9]
 	refusedNKey        refusal = "nkey"         // not the one registered for that name
+	refusedRoute       refusal = "route"        // a peer of a route that is no broker of ours
 	refusedLeaf        refusal = "leaf"         // the leaf it came through is not, or no longer, registered
 	refusedUnavailable refusal = "unavailable"  // the authority could not be asked
 	refusedLate        refusal = "late"         // the server has given the connection up by now
@@ -63,7 +64,7 @@ func (r refusal) told() bool {
 var refusals = []refusal{
 	refusedForged, refusedPassword, refusedAnonymous, refusedSignature, refusedNoTLS, refusedTLSVersion,
 	refusedCertificate, refusedSAN, refusedDomain, refusedRole, refusedChain, refusedConnection,
-	refusedNKey, refusedLeaf, refusedUnavailable, refusedLate, refusedNotSpeaking, refusedHandshake,
+	refusedNKey, refusedRoute, refusedLeaf, refusedUnavailable, refusedLate, refusedNotSpeaking, refusedHandshake,
 	refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining,
 }
 

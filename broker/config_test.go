@@ -40,12 +40,13 @@ func TestConfigText(t *testing.T) {
 		if !opts.TLSHandshakeFirst || opts.TLSConfig.ClientAuth != tls.RequireAndVerifyClientCert || opts.TLSConfig.MinVersion != tls.VersionTLS13 || opts.AllowNonTLS {
 			t.Error("TLS is not required from the first byte")
 		}
-		if opts.AuthTimeout != 15 || opts.AuthCallout == nil || len(opts.AuthCallout.AuthUsers) != 5 || opts.NoAuthUser != "" {
+		if opts.AuthTimeout != 15 || opts.AuthCallout == nil || len(opts.AuthCallout.AuthUsers) != map[Form]int{Embedded: 5, Stock: 3}[form] || opts.NoAuthUser != "" {
 			t.Errorf("authorization: %v, %+v", opts.AuthTimeout, opts.AuthCallout)
 		}
 		for _, u := range opts.Nkeys {
-			if _, limited := u.AllowedConnectionTypes["IN_PROCESS"]; limited != (form == Embedded) {
-				t.Errorf("form %d: %s is limited to this process: %v", form, u.Nkey, limited)
+			way := map[Form]string{Embedded: "IN_PROCESS", Stock: "STANDARD"}[form]
+			if _, ok := u.AllowedConnectionTypes[way]; !ok || len(u.AllowedConnectionTypes) != 1 {
+				t.Errorf("form %d: %s may come as %v", form, u.Nkey, u.AllowedConnectionTypes)
 			}
 			if u.Account.Name == accountFabric && u.Permissions == nil {
 				t.Errorf("%s may do anything in FABRIC", u.Nkey)

@@ -12,5 +12,16 @@ const (
 	eventClosed     = "broker.closed"     // a session has ended
 	eventMember     = "broker.member"     // what the authority knows has changed
 	eventFault      = "broker.fault"      // the session service could not do something
+	eventWaiting    = "broker.waiting"    // nobody can be admitted, and why
+	eventResumed    = "broker.resumed"    // they can again
+	eventLost       = "broker.lost"       // another server of the cluster is gone
+	eventName       = "broker.name"       // another broker of the cluster has this one's name
 	eventRotated    = "broker.rotated"    // new certificates serve from now on
+	eventLeafReady  = "leaf.ready"        // Nodes are admitted, by the hub
+	eventLeafNear   = "leaf.hub_near"     // the hub is there
+	eventLeafAway   = "leaf.hub_away"     // it is not: nobody new comes in
+	eventLeafCut    = "leaf.cut"          // it was silent for the heartbeat bound: the site's sessions are closed
+	eventLeafLink   = "leaf.link_refused" // the hub does not take this leaf, and why
+	eventLeafDenied = "leaf.refused"      // a connection was not let in
+	eventLeafKick   = "leaf.kicked"       // a session is closed, since the hub says so
 )

@@ -23,12 +23,22 @@ const maxStore = 64 << 20
 
 // openBucket binds a bucket and makes it only where there is none: an existing
 // one is never touched, its revisions are generations (G1).
-func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxBytes int64) (jetstream.KeyValue, error) {
+func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxBytes int64, replicas int) (jetstream.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, name)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		kv, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-			Bucket: name, History: 1, Storage: jetstream.FileStorage, MaxBytes: maxBytes,
+		if maxBytes == 0 {
+			maxBytes = -1
+		}
+		// As CreateKeyValue makes it, but that the leader alone reads: a replica that
+		// lags would show an older generation, and with it refuse an honest Node.
+		_, err = js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
+			MaxMsgsPerSubject: 1, MaxBytes: maxBytes, Replicas: replicas,
+			Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
 		})
+		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another service was quicker
+			kv, err = js.KeyValue(ctx, name)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("broker: bucket %s: %w", name, err)
@@ -47,17 +57,27 @@ type admission struct {
 // generations hands out the numbers of sessions.
 type generations struct{ kv jetstream.KeyValue }
 
-// Next is G1: one write, whose revision is the generation.
-func (g generations) Next(ctx context.Context, edge, node string, a admission) (subjects.Session, error) {
+// Next is G1: one write, whose revision is the generation. It fails with a
+// conflict where the node's newest generation is not last.
+func (g generations) Next(ctx context.Context, edge, node string, a admission, last uint64) (subjects.Session, error) {
 	value, err := json.Marshal(a)
 	if err != nil {
 		return subjects.Session{}, err
 	}
-	rev, err := g.kv.Put(ctx, edge+"."+node, value)
+	rev, err := g.kv.Update(ctx, edge+"."+node, value, last)
 	if err != nil {
 		return subjects.Session{}, fmt.Errorf("next generation: %w", err)
 	}
 	return subjects.Session{Edge: edge, Node: node, Gen: rev}, nil
+}
+
+// Newest returns the node's newest session and its record.
+func (g generations) Newest(ctx context.Context, edge, node string) (s subjects.Session, a admission, err error) {
+	e, err := g.kv.Get(ctx, edge+"."+node)
+	if err != nil {
+		return s, a, fmt.Errorf("read generation: %w", err)
+	}
+	return subjects.Session{Edge: edge, Node: node, Gen: e.Revision()}, a, json.Unmarshal(e.Value(), &a)
 }
 
 // errSuperseded: the node has a newer generation.
@@ -65,13 +85,17 @@ var errSuperseded = errors.New("a newer session of this node was admitted")
 
 // Current returns the record of a session that is its node's newest.
 func (g generations) Current(ctx context.Context, s subjects.Session) (admission, error) {
-	var a admission
-	e, err := g.kv.Get(ctx, s.Edge+"."+s.Node)
+	newest, a, err := g.Newest(ctx, s.Edge, s.Node)
 	switch {
 	case err != nil:
-		return a, fmt.Errorf("read generation: %w", err)
-	case e.Revision() != s.Gen:
+		return a, err
+	case newest.Gen > s.Gen:
 		return a, errSuperseded
+	case newest.Gen < s.Gen:
+		return a, errStale
 	}
-	return a, json.Unmarshal(e.Value(), &a)
+	return a, nil
 }
+
+// errStale: the store does not show a write yet that it has acknowledged.
+var errStale = errors.New("read generation: the store is behind")

@@ -44,6 +44,7 @@ type live struct {
 	peers   map[memberID]map[connID]struct{}
 	revoked map[memberID]bool
 	leaves  map[memberID]string // the server id of each leaf
+	topology
 }
 
 type liveNode struct {
@@ -57,6 +58,7 @@ type liveSession struct {
 	heard     time.Time // admission, connect or heartbeat, whichever was last
 	conn      connID
 	connected bool
+	own       bool      // admitted by this service
 	leaf      string    // the leaf it is at; empty: a broker
 	evicted   bool      // told to go; counts no more
 	told      time.Time // last time, of one at a leaf
@@ -67,6 +69,7 @@ func newLive(bound time.Duration) *live {
 	return &live{
 		bound: bound, nodes: map[memberID]*liveNode{},
 		peers: map[memberID]map[connID]struct{}{}, revoked: map[memberID]bool{}, leaves: map[memberID]string{},
+		topology: newTopology(),
 	}
 }
 
@@ -78,6 +81,10 @@ const (
 	tellClosed effectKind = iota + 1
 	// evict: fence the session (a peer has none), then close the connection.
 	evict
+	// askServer: who is connected to the server of conn?
+	askServer
+	// serverLost: the server of conn is gone; what was there is told one by one.
+	serverLost
 )
 
 type effect struct {
@@ -127,7 +134,7 @@ func (l *live) Duplicate(now time.Time, id memberID, instance string) (since tim
 // supersedes.
 func (l *live) Admitted(now time.Time, s subjects.Session, instance string) []effect {
 	n := l.node(nodeID(s))
-	n.sessions[s.Gen] = &liveSession{instance: instance, since: now, heard: now}
+	n.sessions[s.Gen] = &liveSession{instance: instance, since: now, heard: now, own: true}
 	n.highest = max(n.highest, s.Gen)
 	return l.supersede(n, s)
 }
@@ -160,6 +167,9 @@ func (l *live) Connected(now time.Time, s subjects.Session, conn connID, instanc
 		n.highest = max(n.highest, s.Gen)
 	}
 	session.connected, session.conn, session.heard = true, conn, now
+	if session.leaf == "" {
+		l.note(conn.Server)
+	}
 	late := session.evicted
 	out := l.supersede(n, s)
 	switch {
@@ -179,7 +189,7 @@ func (l *live) Disconnected(s subjects.Session, conn connID, reason string) []ef
 			delete(n.sessions, s.Gen)
 		}
 	}
-	return []effect{{kind: tellClosed, session: s, reason: reason}}
+	return []effect{{kind: tellClosed, session: s, conn: conn, reason: reason}}
 }
 
 // Heard is a heartbeat of the session.
@@ -207,6 +217,7 @@ func (l *live) PeerConnected(id memberID, conn connID) []effect {
 		l.peers[id] = map[connID]struct{}{}
 	}
 	l.peers[id][conn] = struct{}{}
+	l.note(conn.Server)
 	if l.revoked[id] {
 		return []effect{{kind: evict, conn: conn, reason: string(refusedRevoked)}}
 	}
@@ -250,10 +261,14 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 
 // Expire ends what was admitted and never seen. It is called now and then.
 func (l *live) Expire(now time.Time) (out []effect) {
+	l.sweep(now)
 	for id, n := range l.nodes {
 		for gen, s := range n.sessions {
 			if s.lost(now, l.bound) {
 				delete(n.sessions, gen)
+				if !s.own && s.leaf == "" {
+					continue // who admitted it tells
+				}
 				out = append(out, effect{
 					kind: tellClosed, reason: reasonAbandoned,
 					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},

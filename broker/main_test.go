@@ -246,6 +246,12 @@ func (f *fixture) member(edge, role, name string) *identity.NKey {
 // start runs the broker until the test ends.
 func (f *fixture) start() *fixture {
 	f.t.Helper()
+	return f.launch().served()
+}
+
+// launch is start without the wait.
+func (f *fixture) launch() *fixture {
+	f.t.Helper()
 	f.reg, f.logs = prometheus.NewRegistry(), newRecords()
 	b, err := New(f.cfg, Deps{
 		Log: slog.New(f.logs), Metrics: f.reg,
@@ -257,14 +263,20 @@ func (f *fixture) start() *fixture {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.b, f.cancel, f.done = b, cancel, make(chan error, 1)
 	go func() { f.done <- b.Run(ctx) }()
+	f.t.Cleanup(f.stop)
+	return f
+}
+
+func (f *fixture) served() *fixture {
+	f.t.Helper()
 	select {
-	case <-b.Ready():
+	case <-f.b.Ready():
 	case err := <-f.done:
+		f.cancel = nil
 		f.t.Fatalf("Run: %v", err)
 	case <-time.After(guard):
 		f.t.Fatal("the broker was not ready")
 	}
-	f.t.Cleanup(f.stop)
 	return f
 }
 

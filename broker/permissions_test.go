@@ -59,8 +59,9 @@ func TestPermissionMatrix(t *testing.T) {
 		{"iop.v1.edge2.n1.1.up.register", "", ""},
 		{"iop.v1.edge2.n1.1.down.tunnel." + run, "", ""},
 		// The session service's.
-		{subjects.Ctl("edge1", subjects.Admitted), "service", edges},
-		{subjects.Ctl("edge2", subjects.Admitted), "service", ""},
+		{subjects.Ctl("edge1", subjects.Admitted), "service", edges + ",service"},
+		{subjects.Ctl("edge1", subjects.Closed), "service", edges},
+		{subjects.Ctl("edge2", subjects.Admitted), "service", "service"},
 		{subjects.Store("edge1", subjects.Get), edges, "service"},
 		{subjects.Store("edge2", subjects.Get), "", "service"},
 		// Inboxes. The lobby's is its own, and so is the node's.

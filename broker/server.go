@@ -65,9 +65,11 @@ func configText(cfg configs.Broker, keys publicKeys, form Form) (string, error) 
 	if port == 0 {
 		port = server.RANDOM_PORT
 	}
-	where := ""
+	where := `, allowed_connection_types: ["STANDARD"]`
 	if form == Embedded {
 		where = `, allowed_connection_types: ["IN_PROCESS"]`
+	} else {
+		cfg.EdgeKeys = nil // no Edge is in that process
 	}
 	user := func(nkey string, p *subjects.Permissions) string {
 		if p == nil {
@@ -85,6 +87,10 @@ func configText(cfg configs.Broker, keys publicKeys, form Form) (string, error) 
 		static = append(static, cfg.EdgeKeys[edge])
 	}
 	leaf, err := leafText(cfg)
+	if err != nil {
+		return "", err
+	}
+	cluster, err := clusterText(cfg, form)
 	if err != nil {
 		return "", err
 	}
@@ -136,7 +142,7 @@ jetstream { store_dir: %s, sync_interval: always }
 		accountAuth, user(keys.callout, nil), leaf.exports,
 		accountFabric, wire.MaxMessage, strings.Join(fabric, "\n      "), leaf.imports,
 		keys.issuer, accountAuth, strings.Join(static, ", "),
-		strconv.Quote(cfg.StoreDir), leaf.listener), nil
+		strconv.Quote(cfg.StoreDir), leaf.listener+cluster), nil
 }
 
 func list(subjects []string) string {
@@ -173,7 +179,8 @@ func newOptions(text string, certs func() *tls.Config) (*server.Options, error) 
 	opts.DisableShortFirstPing = true
 	// The listener opens once the session service answers: a Node that dials
 	// earlier would wait for a callout that nobody heard.
-	opts.DontListen = true
+	// Routes are made only where it is open, so in a cluster callouts wait instead.
+	opts.DontListen = opts.Cluster.Port == 0
 	// The handshake's own configuration comes from the pointer each time; the
 	// outer one is what GetConfigForClient hangs on.
 	opts.TLSConfig = certs()
@@ -230,6 +237,7 @@ func reason(err error) error {
 type serverLog struct {
 	log       *slog.Logger
 	handshake func(error)
+	name      func(string)
 	fatal     func(error)
 }
 
@@ -239,6 +247,9 @@ func (l serverLog) line(level slog.Level, format string, v []any) {
 
 // handshakeFormat ends the server's line about a failed TLS handshake.
 const handshakeFormat = "TLS handshake error: %v%s"
+
+// nameFormat ends the server's line about a peer that has its own name.
+const nameFormat = "Remote server has a duplicate name: %q"
 
 func (l serverLog) failed(format string, v []any) bool {
 	if !strings.HasSuffix(format, handshakeFormat) || len(v) == 0 {
@@ -259,7 +270,11 @@ func (l serverLog) Warnf(format string, v ...any) { l.line(slog.LevelDebug, form
 
 // Errorf implements server.Logger.
 func (l serverLog) Errorf(format string, v ...any) {
-	if !l.failed(format, v) {
+	switch {
+	case l.failed(format, v):
+	case l.name != nil && strings.HasSuffix(format, nameFormat) && len(v) > 0:
+		l.name(fmt.Sprint(v[len(v)-1]))
+	default:
 		l.line(slog.LevelWarn, format, v)
 	}
 }

@@ -24,24 +24,29 @@ import (
 )
 
 const (
-	calloutSubject  = "$SYS.REQ.USER.AUTH"
-	calloutQueue    = "iop-callout"
-	calloutWorkers  = 8    // two for each of four cores; more only queue at the CPU
-	calloutBacklog  = 8192 // herds of dials wait here; beyond it they are dropped and dial again
-	sessionBacklog  = 4096 // one token request for each of a herd
-	storeBacklog    = 1024 // Edges' requests; one that is dropped times out at the Edge
-	inboxBacklog    = 4096 // advisories and heartbeats of a herd, between two reads of the loop
-	operationBound  = 5 * time.Second
-	kickDelay       = 10 * time.Millisecond // at least 5, or the notice may not arrive before the close (B6)
-	expireInterval  = time.Second
-	admissionLocks  = 64 // admissions of one node are one after the other
-	advisorySubject = "$SYS.ACCOUNT." + accountFabric + ".*"
+	calloutSubject = "$SYS.REQ.USER.AUTH"
+	calloutQueue   = "iop-callout"
+	calloutWorkers = 8    // two for each of four cores; more only queue at the CPU
+	calloutBacklog = 8192 // herds of dials wait here; beyond it they are dropped and dial again
+	sessionBacklog = 4096 // one token request for each of a herd
+	storeBacklog   = 1024 // Edges' requests; one that is dropped times out at the Edge
+	inboxBacklog   = 4096 // advisories and heartbeats of a herd, between two reads of the loop
+	operationBound = 5 * time.Second
+	kickDelay      = 10 * time.Millisecond // at least 5, or the notice may not arrive before the close (B6)
+	expireInterval = time.Second
+	admissionLocks = 64 // admissions of one node are one after the other
+	// Connects and disconnects of every account: of Edges and Nodes, and of the
+	// services themselves.
+	advisorySubject = "$SYS.ACCOUNT.*.*"
+	// Of the services, one answers.
+	sessionQueue = "iop-session"
+	storeQueue   = "iop-store"
 )
 
 // service is the session service: three connections, and one loop that owns
 // the live core.
 type service struct {
-	b           *Broker
+	b           *authority
 	sys         *nats.Conn
 	auth        *nats.Conn
 	fabric      *nats.Conn
@@ -52,6 +57,9 @@ type service struct {
 	instance    string // of this service, for the agents of leaves
 
 	inbox    chan event
+	connz    string        // where servers say who is connected to them
+	opened   chan struct{} // closed once the stores are there
+	patience time.Time     // until when a callout waits for them
 	draining atomic.Bool
 	// admission keeps the admissions of one node in order: duplicate check,
 	// generation and notice belong together. It guards no state of ours.
@@ -73,6 +81,7 @@ type event struct {
 	instance string
 	reason   string
 	revoked  bool
+	servers  []string
 	reply    chan verdict // of those that ask; buffered, the loop never waits
 }
 
@@ -87,7 +96,15 @@ const (
 	evGrant                         // may the session have its token?
 	evPeerConnected
 	evPeerDisconnected
-	evMember     // the authority's record has changed
+	evMember   // the authority's record has changed
+	evKnown    // the store's newest generation of a name, at the start
+	evLearnt   // another service has admitted a session
+	evSeen     // a server's answer: the session is connected
+	evPeerSeen // the same of an Edge or a leaf
+	evServiceConnected
+	evServiceDisconnected
+	evRoutes     // the servers that the home reaches
+	evServerGone // a server says that it stops
 	evLeafOpened // a session's connection stands at a leaf
 	evLeafEnded  // it has ended
 	evLeafBeat   // a leaf's agent is there
@@ -96,15 +113,21 @@ const (
 type verdict struct {
 	ok    bool
 	since time.Time
+	last  uint64 // the newest generation known
 }
 
-// startService connects, opens the buckets, applies the seeds and subscribes.
-// When it returns without error every callout is answered.
-func (b *Broker) startService(ctx context.Context, srv *server.Server) (_ *service, err error) {
-	s := &service{b: b, inbox: make(chan event, inboxBacklog), instance: wire.NewToken()}
+// newService connects and begins to hear of connections. Callouts that come
+// wait a little for open; then they are refused.
+func newService(ctx context.Context, a *authority) (_ *service, err error) {
+	s := &service{
+		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(),
+		opened: make(chan struct{}), patience: a.now().Add(openPatience),
+	}
+	// The workers' own context: they finish what they have begun, after ctx ended.
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
-			s.close()
+			s.stop()
 		}
 	}()
 	for _, c := range []struct {
@@ -112,57 +135,82 @@ func (b *Broker) startService(ctx context.Context, srv *server.Server) (_ *servi
 		key  *identity.NKey
 		name string
 	}{
-		{&s.sys, b.keys.system, "iop-sys"}, {&s.auth, b.keys.callout, "iop-auth"}, {&s.fabric, b.keys.service, "iop-fabric"},
+		{&s.sys, a.keys.system, "iop-sys"}, {&s.auth, a.keys.callout, "iop-auth"}, {&s.fabric, a.keys.service, "iop-fabric"},
 	} {
-		if *c.to, err = b.connect(srv, c.key, c.name); err != nil {
+		if *c.to, err = a.dial(c.key, c.name); err != nil {
 			return nil, fmt.Errorf("broker: session service %s: %w", c.name, err)
 		}
 	}
-	start, done := context.WithTimeout(ctx, startBound)
-	defer done()
-	if err := s.openStores(start); err != nil {
+	if err := s.listen(); err != nil {
 		return nil, err
 	}
-	for _, seed := range b.seeds {
-		if err := s.members.Seed(start, seed); err != nil {
-			return nil, fmt.Errorf("broker: seed: %w", err)
-		}
-	}
-
-	// The workers' own context: they finish what they have begun, after ctx ended.
-	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if s.watcher, err = s.members.kv.WatchAll(s.ctx); err != nil {
-		return nil, fmt.Errorf("broker: watch members: %w", err)
-	}
-	if err := s.subscribe(); err != nil {
-		s.cancel()
-		s.workers.Wait()
-		return nil, err
-	}
-	for _, nc := range []*nats.Conn{s.sys, s.auth, s.fabric} {
-		if err := nc.FlushWithContext(start); err != nil {
-			s.stop()
-			return nil, fmt.Errorf("broker: session service: %w", err)
-		}
-	}
-	return s, nil
+	return s, s.flush(ctx)
 }
 
+// open opens the stores, applies the seeds and subscribes the rest. When it
+// returns without error every callout is answered; after an error it may be
+// called again.
+func (s *service) open(ctx context.Context) error {
+	if err := s.openStores(ctx); err != nil {
+		return err
+	}
+	for _, seed := range s.b.seeds {
+		if err := s.members.Seed(ctx, seed); err != nil {
+			return fmt.Errorf("broker: seed: %w", err)
+		}
+	}
+	if err := s.readGenerations(ctx); err != nil {
+		return err
+	}
+	var err error
+	if s.watcher, err = s.members.kv.WatchAll(s.ctx); err != nil {
+		return fmt.Errorf("broker: watch members: %w", err)
+	}
+	if err := s.subscribe(); err != nil {
+		return err
+	}
+	if err := s.flush(ctx); err != nil {
+		return err
+	}
+	if !s.b.alone {
+		s.workers.Go(s.probe)
+	}
+	close(s.opened)
+	return nil
+}
+
+func (s *service) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startBound)
+	defer cancel()
+	for _, nc := range []*nats.Conn{s.sys, s.auth, s.fabric} {
+		if err := nc.FlushWithContext(ctx); err != nil {
+			return fmt.Errorf("broker: session service: %w", err)
+		}
+	}
+	return nil
+}
+
+// connect makes one of the service's connections, through memory.
 func (b *Broker) connect(srv *server.Server, key *identity.NKey, name string) (*nats.Conn, error) {
-	return nats.Connect("",
-		nats.InProcessServer(srv), nats.Name(name), nats.Nkey(key.Public(), key.Sign),
-		nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.Timeout(10*time.Second),
+	return nats.Connect("", append(b.connectOptions(key, name), nats.InProcessServer(srv))...)
+}
+
+func (a *authority) connectOptions(key *identity.NKey, name string) []nats.Option {
+	return []nats.Option{
+		nats.Name(name), nats.Nkey(key.Public(), key.Sign),
+		nats.MaxReconnects(-1), nats.ReconnectWait(50 * time.Millisecond), nats.Timeout(10 * time.Second),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			if errors.Is(err, nats.ErrSlowConsumer) {
-				b.metrics.dropped.Inc()
+				a.metrics.dropped.Inc()
 			}
-			b.log.Warn(eventFault, slog.String("connection", name), slog.String("error", err.Error()))
+			a.log.Warn(eventFault, slog.String("connection", name), slog.String("error", err.Error()))
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				b.log.Warn(eventFault, slog.String("connection", name), slog.String("error", err.Error()))
+				a.log.Warn(eventFault, slog.String("connection", name), slog.String("error", err.Error()))
 			}
-		}))
+		}),
+	}
 }
 
 func (s *service) openStores(ctx context.Context) error {
@@ -170,20 +218,19 @@ func (s *service) openStores(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("broker: jetstream: %w", err)
 	}
-	if s.generations.kv, err = openBucket(ctx, js, bucketGenerations, 0); err != nil {
+	if s.generations.kv, err = openBucket(ctx, js, bucketGenerations, 0, s.b.replicas); err != nil {
 		return err
 	}
-	if s.members.kv, err = openBucket(ctx, js, bucketMembers, 0); err != nil {
+	if s.members.kv, err = openBucket(ctx, js, bucketMembers, 0, s.b.replicas); err != nil {
 		return err
 	}
-	s.store.kv, err = openBucket(ctx, js, bucketStore, maxStore)
+	s.store.kv, err = openBucket(ctx, js, bucketStore, maxStore, s.b.replicas)
 	return err
 }
 
-func (s *service) subscribe() error {
+// listen subscribes what tells of connections, and the callouts.
+func (s *service) listen() error {
 	s.workers.Go(s.loop)
-	s.workers.Go(s.watchMembers)
-
 	// One subscription for connects and disconnects: order holds within one only.
 	if _, err := s.sys.Subscribe(advisorySubject, s.advisory); err != nil {
 		return fmt.Errorf("broker: subscribe advisories: %w", err)
@@ -191,23 +238,9 @@ func (s *service) subscribe() error {
 	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.heartbeat); err != nil {
 		return fmt.Errorf("broker: subscribe heartbeats: %w", err)
 	}
-
-	tokens := make(chan *nats.Msg, sessionBacklog)
-	if _, err := s.fabric.ChanSubscribe(subjects.UpEverywhere(subjects.SessionVerb), tokens); err != nil {
-		return fmt.Errorf("broker: subscribe session requests: %w", err)
-	}
-	s.workers.Go(func() { s.serve(tokens, s.token) })
-
-	requests := make(chan *nats.Msg, storeBacklog)
-	if _, err := s.fabric.ChanSubscribe(subjects.StoreEverywhere(), requests); err != nil {
-		return fmt.Errorf("broker: subscribe store: %w", err)
-	}
-	s.workers.Go(func() { s.serve(requests, s.storeRequest) })
-
-	if err := s.subscribeLeaves(); err != nil {
+	if err := s.listenServers(); err != nil {
 		return err
 	}
-
 	callouts := make(chan *nats.Msg, calloutBacklog)
 	if _, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts); err != nil {
 		return fmt.Errorf("broker: subscribe callout: %w", err)
@@ -216,6 +249,24 @@ func (s *service) subscribe() error {
 		s.workers.Go(func() { s.serve(callouts, s.callout) })
 	}
 	return nil
+}
+
+func (s *service) subscribe() error {
+	s.workers.Go(s.watchMembers)
+
+	tokens := make(chan *nats.Msg, sessionBacklog)
+	if _, err := s.fabric.ChanQueueSubscribe(subjects.UpEverywhere(subjects.SessionVerb), sessionQueue, tokens); err != nil {
+		return fmt.Errorf("broker: subscribe session requests: %w", err)
+	}
+	s.workers.Go(func() { s.serve(tokens, s.token) })
+
+	requests := make(chan *nats.Msg, storeBacklog)
+	if _, err := s.fabric.ChanQueueSubscribe(subjects.StoreEverywhere(), storeQueue, requests); err != nil {
+		return fmt.Errorf("broker: subscribe store: %w", err)
+	}
+	s.workers.Go(func() { s.serve(requests, s.storeRequest) })
+
+	return s.subscribeLeaves()
 }
 
 // serve handles what comes, one after the other, until the service stops.
@@ -253,6 +304,7 @@ func (s *service) close() {
 // loop is the one owner of the live core, and the only place here that ticks.
 func (s *service) loop() {
 	core := newLive(s.b.cfg.HeartbeatBound)
+	core.Home(s.sys.ConnectedServerId())
 	tick := time.NewTicker(expireInterval)
 	defer tick.Stop()
 	for {
@@ -265,7 +317,7 @@ func (s *service) loop() {
 		case <-s.ctx.Done():
 			return
 		}
-		for _, ef := range out {
+		for _, ef := range core.Mine(out) {
 			s.apply(ef)
 		}
 		s.b.metrics.sessions.Set(float64(core.Sessions()))
@@ -277,15 +329,17 @@ func (s *service) step(core *live, ev event) []effect {
 	switch ev.kind {
 	case evClaim:
 		since, duplicate := core.Duplicate(now, ev.member, ev.instance)
-		ev.reply <- verdict{ok: !duplicate, since: since}
+		ev.reply <- verdict{ok: !duplicate, since: since, last: core.Highest(ev.member)}
 	case evAdmitted:
 		out := core.Admitted(now, ev.session, ev.instance)
 		core.AtLeaf(ev.session, ev.leaf, ev.conn.Server)
+		core.Own(ev.session, ev.conn.Server)
 		ev.reply <- verdict{ok: true}
 		return out
 	case evConnected:
 		return core.Connected(now, ev.session, ev.conn, ev.instance)
 	case evDisconnected:
+		core.Gone(now, ev.conn)
 		return core.Disconnected(ev.session, ev.conn, ev.reason)
 	case evHeard:
 		core.Heard(now, ev.session)
@@ -301,9 +355,30 @@ func (s *service) step(core *live, ev event) []effect {
 	case evPeerConnected:
 		return core.PeerConnected(ev.member, ev.conn)
 	case evPeerDisconnected:
+		core.Gone(now, ev.conn)
 		core.PeerDisconnected(ev.member, ev.conn)
 	case evMember:
 		return core.MemberChanged(ev.member, ev.revoked)
+	case evKnown:
+		core.Known(ev.session)
+	case evLearnt:
+		out := core.Learnt(now, ev.session, ev.instance)
+		if ev.reply != nil {
+			ev.reply <- verdict{ok: true}
+		}
+		return out
+	case evSeen:
+		return core.Seen(now, ev.session, ev.conn, ev.instance)
+	case evPeerSeen:
+		return core.PeerSeen(ev.member, ev.conn)
+	case evServiceConnected:
+		core.ServiceConnected(ev.conn)
+	case evServiceDisconnected:
+		core.ServiceDisconnected(ev.conn)
+	case evRoutes:
+		return core.Routes(ev.conn.Server, ev.servers)
+	case evServerGone:
+		return core.ServerGone(ev.conn.Server, reasonServerStopped)
 	}
 	return nil
 }
@@ -320,6 +395,10 @@ func (s *service) apply(ef effect) {
 	case evict:
 		s.b.metrics.evicted.WithLabelValues(ef.reason).Inc()
 		s.evicted.Go(func() { s.evict(ef) })
+	case askServer:
+		s.askConnections(ef.conn.Server, 0)
+	case serverLost:
+		s.b.log.Warn(eventLost, slog.String("server", ef.conn.Server), slog.String("reason", ef.reason))
 	}
 }
 
@@ -422,6 +501,14 @@ func (s *service) advisory(m *nats.Msg) {
 		return
 	}
 	ev.conn.Client = client.ID
+	switch client.Account {
+	case accountFabric:
+	case accountAuth:
+		s.serviceSeen(ev.kind == evConnected, ev.conn, client.User)
+		return
+	default:
+		return
+	}
 	if session, err := subjects.ParseSession(client.User); err == nil {
 		ev.session, ev.instance = session, instanceOf(client.Name)
 		s.send(ev)
@@ -630,6 +717,9 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	if s.draining.Load() {
 		return g, since, refusedDraining
 	}
+	if !s.isOpen() {
+		return g, since, refusedUnavailable
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
 	defer cancel()
 	if r := s.admitLeaf(ctx, a); r != "" {
@@ -662,21 +752,14 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 	lock.Lock()
 	defer lock.Unlock()
 
-	v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})
-	switch {
-	case !ok:
-		return g, since, refusedDraining
-	case !v.ok:
-		return g, v.since, refusedDuplicate
+	session, since, r := s.next(ctx, a)
+	if r != "" {
+		return g, since, r
 	}
-	session, err := s.generations.Next(ctx, a.id.Edge, a.id.Name, admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name})
-	if err == nil {
-		s.notify(session.Edge, subjects.Admitted, &iopv1.SessionNotice{
-			NodeId: session.Node, Generation: session.Gen, InstanceId: a.instance(),
-		})
-		err = s.fabric.FlushWithContext(ctx)
-	}
-	if err != nil {
+	s.notify(session.Edge, subjects.Admitted, &iopv1.SessionNotice{
+		NodeId: session.Node, Generation: session.Gen, InstanceId: a.instance(),
+	})
+	if err := s.fabric.FlushWithContext(ctx); err != nil {
 		s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
 		return g, since, refusedUnavailable
 	}

@@ -249,7 +249,7 @@ func TestSessionToken(t *testing.T) {
 	}
 	// A newer generation elsewhere: this session's token is history.
 	gens := generations{kv: f.generations()}
-	if _, err := gens.Next(t.Context(), "edge1", "n1", admission{}); err != nil {
+	if _, err := gens.Next(t.Context(), "edge1", "n1", admission{}, s.Gen); err != nil {
 		t.Fatal(err)
 	}
 	if g := ask(); len(g.Token) != 0 || g.Reason != "superseded" || g.ErrorClass != string(wire.SessionEnded) {

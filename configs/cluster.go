@@ -95,6 +95,7 @@ type Service struct {
 	// Replicas is how many servers keep each store; 1.
 	Replicas       int           `yaml:"replicas"`
 	HeartbeatBound time.Duration `yaml:"heartbeat_bound"` // 5s; as of a Broker
+	AdminListen    string        `yaml:"admin_listen"`    // health and metrics; empty: none
 }
 
 func (s *Service) applyDefaults() {
@@ -123,4 +124,5 @@ func (s *Service) validate(v *validator) {
 	v.replicas("service.replicas", s.Replicas)
 	v.positive("service.heartbeat_bound", s.HeartbeatBound)
 	v.members("service.members", s.Members, unique{})
+	v.optionalListen("service.admin_listen", s.AdminListen)
 }

@@ -48,7 +48,7 @@ func ServicePermissions() Permissions {
 			"_INBOX.*._edge.>",
 		},
 		Subscribe: []string{
-			UpEverywhere(SessionVerb), UpEverywhere(Heartbeat), StoreEverywhere(),
+			UpEverywhere(SessionVerb), UpEverywhere(Heartbeat), StoreEverywhere(), CtlEverywhere(Admitted),
 			LeafEverywhere(Beat), LeafEverywhere(Opened), LeafEverywhere(Ended),
 		},
 	}

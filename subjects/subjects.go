@@ -222,6 +222,15 @@ func Ctl(edge string, v Verb) string {
 // CtlWildcard matches every notice to one Edge.
 func CtlWildcard(edge string) string { return root + mustName(edge) + ".ctl.*" }
 
+// CtlEverywhere matches one verb of notices to every Edge: how session services
+// hear of each other's.
+func CtlEverywhere(v Verb) string {
+	if !ctlVerbs[v] {
+		panic("BUG: subjects I2: ctl verb " + string(v))
+	}
+	return root + "*.ctl." + string(v)
+}
+
 // ParseCtl parses a notice's subject.
 func ParseCtl(subject string) (edge string, v Verb, err error) {
 	return parseThree(subject, "ctl", ctlVerbs)

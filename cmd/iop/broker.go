@@ -27,15 +27,36 @@ SIGHUP reads its certificate and CA again; connections that stand are not touche
 a second one at once.`,
 		has: func(f *configs.File) bool { return f.Broker != nil },
 		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
-			hangup := make(chan os.Signal, 1) // one that waits stands for all
-			signal.Notify(hangup, syscall.SIGHUP)
-			defer signal.Stop(hangup)
+			hangup, stop := onHangup()
+			defer stop()
 			return up.RunBroker(ctx, *f.Broker, log, hangup, ready)
 		},
 	}
 	cmd := p.command()
 	cmd.AddCommand(newBrokerConfig(p))
 	return cmd
+}
+
+// newService is for who runs a nats-server of their own.
+func newService() *cobra.Command {
+	return process{
+		role:  "service",
+		short: "Run the session service beside a nats-server of its own",
+		long: `Run the session service beside a nats-server that runs with what "iop broker config --stock" prints. It admits
+Nodes and Edges there, and numbers their sessions. SIGHUP reads its certificate and CA again.`,
+		has: func(f *configs.File) bool { return f.Service != nil },
+		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
+			hangup, stop := onHangup()
+			defer stop()
+			return up.RunService(ctx, *f.Service, log, hangup, ready)
+		},
+	}.command()
+}
+
+func onHangup() (hangup chan os.Signal, stop func()) {
+	hangup = make(chan os.Signal, 1) // one that waits stands for all
+	signal.Notify(hangup, syscall.SIGHUP)
+	return hangup, func() { signal.Stop(hangup) }
 }
 
 func newBrokerConfig(p process) *cobra.Command {

@@ -87,7 +87,7 @@ Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newInit(), newValidate(), newVersion(), newHealthcheck())
+	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newService(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 

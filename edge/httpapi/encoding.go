@@ -25,9 +25,10 @@ const acceptedCodings = "gzip, zstd"
 
 const (
 	// maxRatio is how many bytes one encoded byte may become, once a body is
-	// longer than ratioFloor. Text reaches a tenth of it.
+	// longer than ratioFloor. Text reaches a tenth of it; a short body that only
+	// repeats itself is left alone.
 	maxRatio   = 200
-	ratioFloor = 1 << 20
+	ratioFloor = 8 << 20
 	// maxWindow is how far back zstd may refer (RFC 9659). The window is held in
 	// memory, so it counts as a part of the body while it is decoded.
 	maxWindow = 8 << 20

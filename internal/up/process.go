@@ -38,34 +38,61 @@ func NewMetrics() *prometheus.Registry {
 	return m
 }
 
-// RunBroker runs a broker until ctx ends. hangup makes it read its certificates
-// again (B8); nil: never.
+// server is a part that others dial, or that admits for one: broker, leaf and
+// session service.
+type server interface {
+	Run(ctx context.Context) error
+	Ready() <-chan struct{}
+	Healthy() error // once ready: what is lacking now
+	Reload() error  // certificates, for new connections (B8)
+}
+
+// RunBroker runs a broker until ctx ends. A hangup makes it read its certificates
+// again; nil: never.
 func RunBroker(ctx context.Context, cfg configs.Broker, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
 	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
 	if err != nil {
 		return err
 	}
-	admin, err := listenAdmin(ctx, "broker.admin_listen", cfg.AdminListen, metrics, func() error {
+	return runServer(ctx, b, "broker.admin_listen", cfg.AdminListen, metrics, log, hangup, func(admin string) {
+		ready(ProcessInfo{Role: "broker", Name: cfg.Name, BrokerURL: b.ClientURL(), AdminURL: admin})
+	})
+}
+
+// RunService runs a session service beside a nats-server of its own.
+func RunService(ctx context.Context, cfg configs.Service, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+	metrics := NewMetrics()
+	s, err := broker.NewService(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
+	if err != nil {
+		return err
+	}
+	return runServer(ctx, s, "service.admin_listen", cfg.AdminListen, metrics, log, hangup, func(admin string) {
+		ready(ProcessInfo{Role: "service", Name: cfg.Name, AdminURL: admin})
+	})
+}
+
+func runServer(ctx context.Context, s server, key, listen string, metrics *prometheus.Registry, log *slog.Logger,
+	hangup <-chan os.Signal, tell func(admin string),
+) error {
+	admin, err := listenAdmin(ctx, key, listen, metrics, func() error {
 		select {
-		case <-b.Ready():
-			return nil
+		case <-s.Ready():
+			return s.Healthy()
 		default:
-			return errors.New("the broker is starting")
+			return errors.New("it is starting")
 		}
 	})
 	if err != nil {
 		return err
 	}
 	return runPart(ctx, part{
-		run: b.Run, ready: b.Ready(), admin: admin, hangup: hangup,
+		run: s.Run, ready: s.Ready(), admin: admin, hangup: hangup,
+		tell: func() { tell(admin.url()) },
 		reload: func() {
-			if err := b.Reload(); err != nil {
+			if err := s.Reload(); err != nil {
 				log.LogAttrs(ctx, slog.LevelError, EventReloadFailed, slog.String("error", err.Error()))
 			}
-		},
-		tell: func() {
-			ready(ProcessInfo{Role: "broker", Name: cfg.Name, BrokerURL: b.ClientURL(), AdminURL: admin.url()})
 		},
 	})
 }

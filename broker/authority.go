@@ -1,0 +1,114 @@
+package broker
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+)
+
+// authority is what a session service works with, in a broker's process or
+// beside a nats-server of its own.
+type authority struct {
+	cfg      configs.Broker
+	keys     keys
+	seeds    []seed
+	log      *slog.Logger
+	now      func() time.Time
+	metrics  *metrics
+	certs    atomic.Pointer[certificates]
+	replicas int
+	// alone: no other server and no other service is part of this.
+	alone bool
+	// dial makes one of the service's connections.
+	dial func(key *identity.NKey, name string) (*nats.Conn, error)
+
+	health health
+}
+
+// load reads keys, seeds and this process's own certificate, which is of role.
+func (a *authority) load(cfg configs.Broker, role identity.Role, deps Deps) (err error) {
+	a.cfg, a.log, a.now, a.replicas = cfg, deps.Log, deps.Now, 1
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+	}
+	if a.now == nil {
+		a.now = time.Now
+	}
+	a.health.set(ErrNotReady)
+	if a.keys, err = loadKeys(cfg); err != nil {
+		return err
+	}
+	if a.seeds, err = seeds(cfg.Members); err != nil {
+		return err
+	}
+	certs, err := loadCertificates(cfg.TLS, cfg.TrustDomain, role)
+	if err != nil {
+		return err
+	}
+	a.certs.Store(certs)
+	return nil
+}
+
+// measure makes the metrics, once nothing else can fail.
+func (a *authority) measure(deps Deps) (err error) {
+	if deps.Metrics == nil {
+		deps.Metrics = prometheus.NewRegistry()
+	}
+	if a.metrics, err = newMetrics(deps.Metrics); err != nil {
+		return fmt.Errorf("broker: metrics: %w", err)
+	}
+	a.metrics.certificate.Set(float64(a.certs.Load().until.Unix()))
+	return nil
+}
+
+// reload reads the certificate, its key and the CA again.
+func (a *authority) reload(role identity.Role) error {
+	certs, err := loadCertificates(a.cfg.TLS, a.cfg.TrustDomain, role)
+	if err != nil {
+		return err
+	}
+	a.certs.Store(certs)
+	a.metrics.certificate.Set(float64(certs.until.Unix()))
+	a.log.Info(eventRotated, slog.Time("until", certs.until))
+	return nil
+}
+
+// health is why nobody can be admitted right now, in words for an operator.
+type health struct {
+	mu  sync.Mutex
+	err error
+	// name: another broker of the cluster has this one's, which it must not.
+	name error
+}
+
+func (h *health) set(err error) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	changed = (err == nil) != (h.err == nil) || (err != nil && err.Error() != h.err.Error())
+	h.err = err
+	return changed
+}
+
+func (h *health) get() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err != nil && h.name != nil {
+		return h.name // the likelier reason
+	}
+	return h.err
+}
+
+// Healthy says why nobody is admitted here at the moment; nil: all is well.
+func (a *authority) Healthy() error { return a.health.get() }
+
+func (a *authority) refuse(r refusal) {
+	a.metrics.refused.WithLabelValues(string(r)).Inc()
+}

@@ -1,0 +1,332 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// The session service's side of a cluster: what it asks the servers, what it
+// hears of the other services, and how it waits for the stores.
+
+const (
+	// openPatience is how long callouts wait for the stores of a service that has
+	// just started: long enough for a member that comes back to a cluster, well
+	// within the dial's own bound.
+	openPatience = 2 * time.Second
+	// A server that was killed is known to be gone within two reads and the time
+	// the route takes to break.
+	routesInterval = 150 * time.Millisecond
+	routesBound    = 2 * time.Second
+	// probeInterval is how often the stores are asked whether they can be written.
+	probeInterval = time.Second
+	probeBound    = 2 * time.Second
+	openAttempt   = 5 * time.Second
+	openBackoff   = time.Second
+	waitingLog    = 10 * time.Second // while it waits, a line so often
+	// replicaSilent is when a replica of a store counts as away.
+	replicaSilent = 5 * time.Second
+	// maxRaces bounds how often two services may be after one name at once.
+	maxRaces = 8
+
+	connectionsPage = 512
+	serverSubject   = "$SYS.REQ.SERVER."
+	shutdownSubject = "$SYS.SERVER.*.SHUTDOWN"
+)
+
+// listenServers subscribes what only a cluster, or a server of its own, tells.
+func (s *service) listenServers() error {
+	if s.b.alone {
+		return nil
+	}
+	s.connz = s.sys.NewInbox()
+	for subject, handle := range map[string]nats.MsgHandler{shutdownSubject: s.shutdown, s.connz: s.connections} {
+		if _, err := s.sys.Subscribe(subject, handle); err != nil {
+			return fmt.Errorf("broker: subscribe servers: %w", err)
+		}
+	}
+	if _, err := s.fabric.Subscribe(subjects.CtlEverywhere(subjects.Admitted), s.learnt); err != nil {
+		return fmt.Errorf("broker: subscribe admissions: %w", err)
+	}
+	s.askConnections(s.sys.ConnectedServerId(), 0)
+	s.workers.Go(s.readRoutes)
+	return nil
+}
+
+// serviceSeen notes a session service's connection in AUTH; others in there are
+// no services.
+func (s *service) serviceSeen(connected bool, conn connID, user string) {
+	if user != s.b.keys.callout.Public() {
+		return
+	}
+	kind := evServiceDisconnected
+	if connected {
+		kind = evServiceConnected
+	}
+	s.send(event{kind: kind, conn: conn})
+}
+
+// learnt hears that another service, or this one, has admitted a session.
+func (s *service) learnt(m *nats.Msg) {
+	edge, _, err := subjects.ParseCtl(m.Subject)
+	var n iopv1.SessionNotice
+	if err != nil || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
+		return
+	}
+	s.send(event{
+		kind: evLearnt, instance: n.InstanceId,
+		session: subjects.Session{Edge: edge, Node: n.NodeId, Gen: n.Generation},
+	})
+}
+
+// shutdown hears that a server stops.
+func (s *service) shutdown(m *nats.Msg) {
+	if parts := strings.Split(m.Subject, "."); len(parts) == 4 {
+		s.send(event{kind: evServerGone, conn: connID{Server: parts[2]}})
+	}
+}
+
+// readRoutes asks the home server, again and again, which others it reaches.
+func (s *service) readRoutes() {
+	tick := time.NewTicker(routesInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+			return
+		}
+		if home, reached, ok := s.routes(); ok {
+			s.send(event{kind: evRoutes, conn: connID{Server: home}, servers: reached})
+		}
+	}
+}
+
+func (s *service) routes() (home string, reached []string, ok bool) {
+	ctx, cancel := context.WithTimeout(s.ctx, routesBound)
+	defer cancel()
+	m, err := s.sys.RequestWithContext(ctx, serverSubject+s.sys.ConnectedServerId()+".ROUTEZ", nil)
+	if err != nil {
+		return "", nil, false
+	}
+	var resp server.ServerAPIRoutezResponse
+	if json.Unmarshal(m.Data, &resp) != nil || resp.Server == nil || resp.Data == nil {
+		return "", nil, false
+	}
+	for _, r := range resp.Data.Routes {
+		reached = append(reached, r.RemoteID)
+	}
+	return resp.Server.ID, reached, true
+}
+
+// askConnections asks a server who is connected to it. The answers come to
+// connections.
+func (s *service) askConnections(id string, offset int) {
+	if s.connz == "" {
+		return
+	}
+	body, err := json.Marshal(server.ConnzOptions{Username: true, Offset: offset, Limit: connectionsPage, Sort: server.ByCid})
+	if err == nil {
+		err = s.sys.PublishRequest(serverSubject+id+".CONNZ", s.connz, body)
+	}
+	if err != nil && s.ctx.Err() == nil {
+		s.b.log.Warn(eventFault, slog.String("operation", "connections"), slog.String("error", err.Error()))
+	}
+}
+
+func (s *service) connections(m *nats.Msg) {
+	var resp server.ServerAPIConnzResponse
+	if json.Unmarshal(m.Data, &resp) != nil || resp.Server == nil || resp.Data == nil {
+		return // nobody answers for a server that is gone
+	}
+	for _, c := range resp.Data.Conns {
+		conn := connID{Server: resp.Server.ID, Client: c.Cid}
+		switch c.Account {
+		case accountAuth:
+			s.serviceSeen(true, conn, c.AuthorizedUser)
+		case accountFabric:
+			if session, err := subjects.ParseSession(c.AuthorizedUser); err == nil {
+				s.send(event{kind: evSeen, session: session, conn: conn, instance: instanceOf(c.Name)})
+			} else if id, ok := parsePeerUser(c.AuthorizedUser); ok {
+				s.send(event{kind: evPeerSeen, member: id, conn: conn, instance: instanceOf(c.Name)})
+			}
+		}
+	}
+	if next := resp.Data.Offset + len(resp.Data.Conns); len(resp.Data.Conns) > 0 && next < resp.Data.Total {
+		s.askConnections(resp.Server.ID, next)
+	}
+}
+
+// isOpen says whether the stores are there; shortly after the start it waits.
+func (s *service) isOpen() bool {
+	select {
+	case <-s.opened:
+		return true
+	default:
+	}
+	wait := time.NewTimer(s.patience.Sub(s.b.now()))
+	defer wait.Stop()
+	select {
+	case <-s.opened:
+		return true
+	case <-wait.C:
+	case <-s.ctx.Done():
+	}
+	return false
+}
+
+// waitOpen opens the stores, however long it takes until more than half of the
+// servers are there; a broker that is alone gives up in time.
+func (s *service) waitOpen(ctx context.Context) error {
+	if s.b.alone {
+		bounded, cancel := context.WithTimeout(ctx, startBound)
+		defer cancel()
+		return s.open(bounded)
+	}
+	var told time.Time
+	for wait := openBackoff / 8; ; wait = min(2*wait, openBackoff) {
+		attempt, cancel := context.WithTimeout(ctx, openAttempt)
+		err := s.open(attempt)
+		cancel()
+		if err == nil {
+			s.b.health.set(nil)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.b.health.set(fmt.Errorf("%w: %w", errNoQuorum, err))
+		if now := s.b.now(); now.Sub(told) >= waitingLog {
+			told = now
+			s.b.log.Warn(eventWaiting, slog.String("reason", s.b.Healthy().Error()))
+		}
+		pause := time.NewTimer(wait)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// errNoQuorum: what the authority knows cannot be read or written.
+var errNoQuorum = errors.New("nobody can be admitted until more than half of the brokers are there")
+
+// probe watches whether the stores can be written, for Healthy.
+func (s *service) probe() {
+	tick := time.NewTicker(probeInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+			return
+		}
+		err := s.quorum()
+		if s.ctx.Err() != nil {
+			return
+		}
+		was := s.b.Healthy()
+		s.b.health.set(err)
+		switch {
+		case err != nil && was == nil:
+			s.b.log.Warn(eventWaiting, slog.String("reason", err.Error()))
+		case err == nil && was != nil:
+			s.b.log.Info(eventResumed)
+		}
+	}
+}
+
+// quorum says why the store of generations cannot be written.
+func (s *service) quorum() error {
+	ctx, cancel := context.WithTimeout(s.ctx, probeBound)
+	defer cancel()
+	status, err := s.generations.kv.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNoQuorum, err)
+	}
+	bucket, ok := status.(*jetstream.KeyValueBucketStatus)
+	if !ok || bucket.StreamInfo().Cluster == nil || len(bucket.StreamInfo().Cluster.Replicas) == 0 {
+		return nil
+	}
+	cluster := bucket.StreamInfo().Cluster
+	there, all := 1, 1+len(cluster.Replicas)
+	for _, r := range cluster.Replicas {
+		if !r.Offline && r.Active < replicaSilent {
+			there++
+		}
+	}
+	if cluster.Leader == "" || 2*there <= all {
+		return fmt.Errorf("%w: %d of %d are", errNoQuorum, there, all)
+	}
+	return nil
+}
+
+// readGenerations tells the core what the store knows, once.
+func (s *service) readGenerations(ctx context.Context) error {
+	w, err := s.generations.kv.WatchAll(ctx, jetstream.MetaOnly())
+	if err != nil {
+		return fmt.Errorf("broker: read generations: %w", err)
+	}
+	defer w.Stop() //nolint:errcheck // it has served
+	for {
+		select {
+		case e := <-w.Updates():
+			if e == nil {
+				return ctx.Err()
+			}
+			edge, node, ok := strings.Cut(e.Key(), ".")
+			if ok && subjects.ValidName(edge) && subjects.ValidName(node) {
+				s.send(event{kind: evKnown, session: subjects.Session{Edge: edge, Node: node, Gen: e.Revision()}})
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// next gives an applicant its generation, if the name is free. The write counts
+// only on top of the newest generation that this service knows of: one that
+// another service has given meanwhile makes it ask again (B12).
+func (s *service) next(ctx context.Context, a applicant) (session subjects.Session, since time.Time, r refusal) {
+	record := admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name}
+	var err error
+	for range maxRaces {
+		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})
+		switch {
+		case !ok:
+			return session, since, refusedDraining
+		case !v.ok:
+			return session, v.since, refusedDuplicate
+		}
+		if session, err = s.generations.Next(ctx, a.id.Edge, a.id.Name, record, v.last); err == nil {
+			return session, since, ""
+		}
+		if !isConflict(err) {
+			break
+		}
+		var newest subjects.Session
+		var other admission
+		if newest, other, err = s.generations.Newest(ctx, a.id.Edge, a.id.Name); err != nil {
+			break
+		}
+		if _, ok := s.ask(event{kind: evLearnt, session: newest, instance: other.Instance}); !ok {
+			return session, since, refusedDraining
+		}
+		err = errConflict
+	}
+	s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
+	return session, since, refusedUnavailable
+}

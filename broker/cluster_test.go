@@ -1,0 +1,573 @@
+package broker
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+)
+
+// cluster is three brokers in this process, each with its own store and ports.
+type cluster struct {
+	*fixture // the files they share
+	members  []*fixture
+}
+
+// freePorts picks ports nobody listens at.
+func freePorts(t testing.TB, n int) []string {
+	t.Helper()
+	out := make([]string, n)
+	for i := range out {
+		l := must(net.Listen("tcp", "127.0.0.1:0"))
+		defer l.Close() //nolint:gocritic // all at the end, so that no port comes twice
+		out[i] = l.Addr().String()
+	}
+	return out
+}
+
+// newCluster makes the files; the members of the fabric are added before start.
+func newCluster(t testing.TB) *cluster {
+	t.Helper()
+	c := &cluster{fixture: newFixture(t)}
+	ports := freePorts(t, 6)
+	var routes []string
+	for _, p := range ports[3:] {
+		routes = append(routes, "tls://"+p)
+	}
+	for i := range 3 {
+		m := &fixture{t: t, ca: c.ca, dir: c.dir, edges: c.edges, cfg: c.cfg}
+		m.cfg.Name, m.cfg.Listen, m.cfg.StoreDir = fmt.Sprintf("b%d", i+1), ports[i], filepath.Join(c.dir, fmt.Sprintf("js%d", i+1))
+		m.cfg.Cluster = &configs.Cluster{Listen: ports[3+i], Routes: routes}
+		c.members = append(c.members, m)
+	}
+	return c
+}
+
+func (c *cluster) start() *cluster {
+	c.t.Helper()
+	for _, m := range c.members {
+		m.cfg.Members = c.cfg.Members
+		m.launch()
+	}
+	for _, m := range c.members {
+		m.served()
+	}
+	return c
+}
+
+// clusterNode dials one of several brokers, and another when that one is gone.
+type clusterNode struct {
+	c        *cluster
+	name     string
+	instance string
+	key      *identity.NKey
+
+	nc      *nats.Conn
+	session subjects.Session
+	at      int // index of the broker
+	closed  chan struct{}
+}
+
+func (c *cluster) nodes(n int) []*clusterNode {
+	out := make([]*clusterNode, n)
+	for i := range out {
+		name := fmt.Sprintf("n%d", i)
+		out[i] = &clusterNode{c: c, name: name, instance: wire.NewToken(), key: c.member("edge1", "node", name)}
+	}
+	return out
+}
+
+// dial tries the brokers in turn, from first on, until one admits it.
+func (n *clusterNode) dial(first int) error {
+	deadline := time.Now().Add(guard)
+	var err error
+	for i := first; time.Now().Before(deadline); i++ {
+		m := n.c.members[i%3]
+		connection := n.instance + wire.NewToken()
+		d := &dialer{
+			url: "tls://" + m.cfg.Listen,
+			tls: &tls.Config{
+				RootCAs: n.c.ca.pool(), MinVersion: tls.VersionTLS13,
+				Certificates: []tls.Certificate{n.c.ca.client("spiffe://iop/edge1/node/" + n.name)},
+			},
+			connection: connection, inbox: subjects.NodeInbox("edge1", n.name, connection),
+			auth: nats.Nkey(n.key.Public(), n.key.Sign), closed: make(chan struct{}),
+		}
+		var nc *nats.Conn
+		if nc, err = d.dial(); err != nil {
+			continue
+		}
+		msg, reqErr := nc.Request(subjects.UserInfo, nil, guard)
+		if reqErr != nil {
+			err = reqErr
+			nc.Close()
+			continue
+		}
+		_, rest, _ := strings.Cut(string(msg.Data), `"user":"`)
+		user, _, _ := strings.Cut(rest, `"`)
+		s, parseErr := subjects.ParseSession(user)
+		if parseErr != nil {
+			err = fmt.Errorf("user %q", user)
+			nc.Close()
+			continue
+		}
+		n.nc, n.session, n.at, n.closed = nc, s, i%3, d.closed
+		return nil
+	}
+	return err
+}
+
+// connect dials all nodes at once, spread over the brokers.
+func (c *cluster) connectAll(nodes []*clusterNode, first func(i int) int) {
+	c.t.Helper()
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() {
+			if err := n.dial(first(i)); err != nil {
+				c.t.Errorf("%s: %v", n.name, err)
+			}
+		})
+	}
+	wg.Wait()
+	c.t.Cleanup(func() {
+		for _, n := range nodes {
+			if n.nc != nil {
+				n.nc.Close()
+			}
+		}
+	})
+	if c.t.Failed() {
+		c.t.FailNow()
+	}
+}
+
+// Any broker of three stops: what is at the others notices nothing, what was at
+// it is back elsewhere under higher generations, and Edge is told of each once
+// more than it was, at once.
+// Contract: Y2 B7
+func TestClusterLosesAnyBroker(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(30)
+	c.start()
+	c.connectAll(nodes, func(i int) int { return i })
+	for victim := range 3 {
+		watch := c.members[(victim+1)%3]
+		edge := watch.edge("edge1")
+		ctl := c.subscribe(edge, subjects.CtlWildcard("edge1"))
+		lost := map[string]uint64{}
+		var there, elsewhere []*clusterNode
+		for _, n := range nodes {
+			if n.at == victim {
+				there = append(there, n)
+				lost[n.name] = n.session.Gen
+			} else {
+				elsewhere = append(elsewhere, n)
+			}
+		}
+		began := time.Now()
+		c.members[victim].stop()
+		stopped := time.Since(began)
+		var wg sync.WaitGroup
+		var back time.Duration
+		for _, n := range there {
+			before := n.session.Gen
+			c.wait("the end of "+n.name, n.closed)
+			wg.Go(func() {
+				if err := n.dial(victim + 1); err != nil {
+					t.Errorf("%s: %v", n.name, err)
+				} else if n.session.Gen <= before {
+					t.Errorf("%s: generation %d after %d", n.name, n.session.Gen, before)
+				}
+			})
+		}
+		wg.Wait()
+		back = time.Since(began)
+		told := time.Duration(0)
+		for len(lost) > 0 {
+			verb, n := c.notice(ctl)
+			if verb == subjects.Closed && lost[n.NodeId] == n.Generation {
+				if n.Reason != reasonServerStopped {
+					t.Errorf("%s: closed as %q", n.NodeId, n.Reason)
+				}
+				delete(lost, n.NodeId)
+				told = time.Since(began)
+			}
+		}
+		t.Logf("b%d stopped in %v: %d sessions back after %v, Edge had read of all after %v", victim+1, stopped, len(there), back, told)
+		for _, n := range elsewhere {
+			if n.nc.IsClosed() {
+				t.Errorf("%s at b%d lost its session with b%d", n.name, n.at+1, victim+1)
+			} else if got := c.whoami(n.nc); got != n.session.String() {
+				t.Errorf("%s is %q now, was %s", n.name, got, n.session)
+			}
+		}
+		edge.Close()
+		c.members[victim].start()
+	}
+}
+
+// A broker killed says nothing; the others find out by themselves, and tell Edge
+// within a second.
+// Contract: Y2 B7 R9
+func TestClusterKilledBroker(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(12)
+	for i := range 2 {
+		c.members[i].cfg.Members = c.cfg.Members
+		c.members[i].launch()
+	}
+	victim := c.members[2]
+	cmd := exec.Command(os.Args[0], "-test.run=^TestHelperClusterBroker$") //nolint:gosec // this very program
+	cmd.Env = append(os.Environ(), helperCluster+"="+c.dir, "IOP_TEST_LISTEN="+victim.cfg.Listen,
+		"IOP_TEST_CLUSTER="+victim.cfg.Cluster.Listen, "IOP_TEST_ROUTES="+strings.Join(victim.cfg.Cluster.Routes, ","))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := false
+	defer func() {
+		if !killed {
+			cmd.Process.Kill()
+			cmd.Wait() // killed
+		}
+	}()
+	for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "ready"; {
+	}
+	c.members[0].served()
+	c.members[1].served()
+
+	c.connectAll(nodes, func(i int) int { return 2 })
+	ctl := c.subscribe(c.members[0].edge("edge1"), subjects.CtlWildcard("edge1"))
+	began := time.Now()
+	cmd.Process.Kill()
+	cmd.Wait() // killed
+	killed = true
+	lost := map[string]uint64{}
+	for _, n := range nodes {
+		lost[n.name] = n.session.Gen
+	}
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		before := n.session.Gen
+		wg.Go(func() {
+			if err := n.dial(i % 2); err != nil || n.session.Gen <= before {
+				t.Errorf("%s: %d after %d, %v", n.name, n.session.Gen, before, err)
+			}
+		})
+	}
+	wg.Wait()
+	back := time.Since(began)
+	for len(lost) > 0 {
+		verb, n := c.notice(ctl)
+		if verb == subjects.Closed && lost[n.NodeId] == n.Generation {
+			if n.Reason != reasonServerLost {
+				t.Errorf("closed as %q", n.Reason)
+			}
+			delete(lost, n.NodeId)
+		}
+	}
+	t.Logf("killed: all back after %v, Edge had read of all after %v", back, time.Since(began))
+}
+
+const helperCluster = "IOP_TEST_CLUSTER_DIR"
+
+// TestHelperClusterBroker is not a test: it is the third broker in a process of
+// its own, which TestClusterKilledBroker kills.
+func TestHelperClusterBroker(t *testing.T) {
+	dir := os.Getenv(helperCluster)
+	if dir == "" {
+		return
+	}
+	f := &fixture{t: t, dir: dir, cfg: fileConfig(dir)}
+	f.cfg.Name, f.cfg.Listen, f.cfg.StoreDir = "b3", os.Getenv("IOP_TEST_LISTEN"), filepath.Join(dir, "js3")
+	f.cfg.Cluster = &configs.Cluster{Listen: os.Getenv("IOP_TEST_CLUSTER"), Routes: strings.Split(os.Getenv("IOP_TEST_ROUTES"), ",")}
+	f.start()
+	fmt.Println("ready")
+	<-f.done // for ever: it is killed
+}
+
+// Generations only rise, whichever broker restarts, and wherever a Node dials.
+// Contract: G1 Y2
+func TestClusterGenerationsRise(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(1)
+	c.start()
+	var last uint64
+	for round := range 10 {
+		victim := rand.IntN(3)
+		c.members[victim].stop()
+		for i := range 3 {
+			if err := nodes[0].dial(victim + i); err != nil {
+				t.Fatal(err)
+			}
+			if s := nodes[0].session; s.Gen <= last {
+				t.Fatalf("round %d: generation %d after %d", round, s.Gen, last)
+			}
+			last = nodes[0].session.Gen
+			defer nodes[0].nc.Close()
+		}
+		c.members[victim].start()
+	}
+}
+
+// Two of three admit; one alone refuses and says why; with the second back it
+// goes on by itself.
+// Contract: Y2 B9
+func TestClusterQuorum(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(3)
+	c.start()
+	c.connectAll(nodes[:1], func(int) int { return 0 })
+	c.members[2].stop()
+	if err := nodes[1].dial(0); err != nil {
+		t.Fatalf("with two of three: %v", err)
+	}
+	defer nodes[1].nc.Close()
+	mark := c.members[0].logs.mark()
+	c.members[1].stop()
+	c.members[0].logs.wait(t, mark, map[string]string{"msg": eventWaiting})
+	if err := c.members[0].b.Healthy(); !errors.Is(err, errNoQuorum) {
+		t.Errorf("healthy: %v", err)
+	}
+	if user := c.whoami(nodes[0].nc); user != nodes[0].session.String() {
+		t.Errorf("the session that stood is %q", user)
+	}
+	m := c.members[0]
+	d := m.dialer("edge1", "node", "n2", nodes[2].key)
+	if nc, err := d.dial(); err == nil {
+		nc.Close()
+		t.Error("one of three admitted a node")
+	}
+	mark = m.logs.mark()
+	c.members[1].start()
+	m.logs.wait(t, mark, map[string]string{"msg": eventResumed})
+	if err := nodes[2].dial(0); err != nil {
+		t.Errorf("with two again: %v", err)
+	} else {
+		nodes[2].nc.Close()
+	}
+
+	// One that starts alone serves TLS, refuses, says why, and goes on by itself.
+	c.members[0].stop()
+	c.members[1].stop()
+	m.launch()
+	m.logs.wait(t, 0, map[string]string{"msg": eventWaiting})
+	if err := m.b.Healthy(); !errors.Is(err, errNoQuorum) {
+		t.Errorf("healthy: %v", err)
+	}
+	d = m.dialer("edge1", "node", "n2", nodes[2].key)
+	d.url = "tls://" + m.cfg.Listen
+	if nc, err := d.dial(); !errors.Is(err, nats.ErrAuthorization) {
+		if err == nil {
+			nc.Close()
+		}
+		t.Errorf("dial: %v", err)
+	}
+	if m.refused(refusedUnavailable) == 0 {
+		t.Error("not counted")
+	}
+	c.members[2].start()
+	m.served()
+	if err := m.b.Healthy(); err != nil {
+		t.Errorf("healthy: %v", err)
+	}
+}
+
+// A newer session at another broker is told to Edge once, and the older one, at
+// its own broker, is told and closed.
+// Contract: B6 Y2
+func TestClusterSupersedes(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(1)
+	c.start()
+	n := nodes[0]
+	ctl := c.subscribe(c.members[2].edge("edge1"), subjects.CtlWildcard("edge1"))
+	var last uint64
+	for round := range 9 {
+		old, closed := n.nc, n.closed
+		var fences <-chan *nats.Msg
+		if old != nil {
+			fences = c.fences(old, n.session)
+		}
+		if err := n.dial(round); err != nil {
+			t.Fatal(err)
+		}
+		defer n.nc.Close()
+		if verb, notice := c.notice(ctl); verb != subjects.Admitted || notice.Generation != n.session.Gen {
+			t.Fatalf("round %d: %s %v, want admitted of %d", round, verb, notice, n.session.Gen)
+		}
+		if old != nil {
+			c.wait("the close of the older session", closed)
+			if reason := c.fenced(fences); reason != reasonSuperseded {
+				t.Errorf("fenced as %q", reason)
+			}
+			if verb, notice := c.notice(ctl); verb != subjects.Closed || notice.Generation != last || notice.Reason != "kicked" {
+				t.Fatalf("round %d: %s %v, want closed of %d", round, verb, notice, last)
+			}
+		}
+		last = n.session.Gen
+	}
+	if pending, _, err := ctl.Pending(); err != nil || pending != 0 {
+		t.Errorf("%d notices too many, %v", pending, err)
+	}
+}
+
+// Many instances of one name, at all three brokers at once: one is let in.
+// Contract: B12 Y2
+func TestClusterDuplicates(t *testing.T) {
+	c := newCluster(t)
+	key := c.member("edge1", "node", "n1")
+	c.start()
+	for round := range 5 {
+		users := make(chan string, 12)
+		conns := make(chan *nats.Conn, cap(users))
+		var wg sync.WaitGroup
+		for i := range cap(users) {
+			d := c.members[i%3].dialer("edge1", "node", "n1", key)
+			wg.Go(func() {
+				nc, err := d.dial()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				conns <- nc
+				user, _, _ := strings.Cut(c.whoami(nc), ".")
+				users <- user
+			})
+		}
+		wg.Wait()
+		close(users)
+		close(conns)
+		count := map[string]int{}
+		for user := range users {
+			count[user]++
+		}
+		if count["edge1"] != 1 || count["!denied"] != cap(conns)-1 {
+			t.Errorf("round %d: users %v", round, count)
+		}
+		var closed sync.WaitGroup
+		for nc := range conns {
+			closed.Go(nc.Close)
+		}
+		closed.Wait()
+		// All three must have heard that the name is free.
+		for _, m := range c.members {
+			for {
+				d := m.dialer("edge1", "node", "n1", key)
+				nc, user := c.connect(d)
+				nc.Close()
+				if strings.HasPrefix(user, "edge1.") {
+					break
+				}
+			}
+		}
+	}
+}
+
+// Nobody but a broker makes a route, from either end.
+// Contract: Y2 B2
+func TestRouteIsForBrokersOnly(t *testing.T) {
+	c := newCluster(t).start()
+	both := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+	certificate := func(ca *testCA, uris ...string) tls.Certificate {
+		chain, key := ca.issueRaw(both, uris...)
+		return tls.Certificate{Certificate: chain, PrivateKey: key}
+	}
+	m := c.members[0]
+	greeted := func(cert tls.Certificate) bool {
+		conn, err := tls.Dial("tcp", m.cfg.Cluster.Listen, &tls.Config{
+			MinVersion: tls.VersionTLS13, RootCAs: c.ca.pool(), Certificates: []tls.Certificate{cert},
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil },
+		})
+		if err != nil {
+			return false
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(guard))
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		return err == nil && strings.HasPrefix(line, "INFO")
+	}
+	if !greeted(certificate(c.ca, "spiffe://iop/-/broker/b9")) {
+		t.Error("a broker is not let in")
+	}
+	for name, cert := range map[string]tls.Certificate{
+		"node":           certificate(c.ca, "spiffe://iop/edge1/node/n1"),
+		"edge":           certificate(c.ca, "spiffe://iop/edge1/edge/e1"),
+		"leaf":           certificate(c.ca, "spiffe://iop/edge1/leaf/l1"),
+		"service":        certificate(c.ca, "spiffe://iop/-/service/s1"),
+		"foreign CA":     certificate(newTestCA(), "spiffe://iop/-/broker/b1"),
+		"foreign domain": certificate(c.ca, "spiffe://other/-/broker/b1"),
+		"no certificate": {},
+	} {
+		if greeted(cert) {
+			t.Errorf("%s: let in", name)
+		}
+		// The other end: we dialled it.
+		cs := tls.ConnectionState{}
+		for _, der := range cert.Certificate {
+			cs.PeerCertificates = append(cs.PeerCertificates, must(x509.ParseCertificate(der)))
+		}
+		if err := m.b.checkRoute(cs, true); err == nil {
+			t.Errorf("%s: dialled and taken", name)
+		}
+	}
+	if m.refused(refusedRoute) == 0 {
+		t.Error("not counted")
+	}
+}
+
+// Two brokers of one name are told of, and do not mix their stores.
+func TestClusterNameTaken(t *testing.T) {
+	c := newCluster(t)
+	c.members[1].cfg.Name = "b1"
+	for _, m := range c.members[:2] {
+		m.launch()
+	}
+	for _, m := range c.members[:2] {
+		m.logs.wait(t, 0, map[string]string{"msg": eventName})
+		if err := m.b.Healthy(); err == nil || !strings.Contains(err.Error(), `called "b1" too`) {
+			t.Errorf("healthy: %v", err)
+		}
+	}
+}
+
+// A store belongs to one broker at a time, and a broker's own store to no cluster.
+func TestStoreIsForOne(t *testing.T) {
+	f := newFixture(t).start()
+	other := f.cfg
+	if err := must(New(other, Deps{})).Run(t.Context()); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), f.cfg.StoreDir) {
+		t.Errorf("second broker: %v", err)
+	}
+	f.stop()
+	f.start()
+	f.stop()
+	ports := freePorts(t, 1)
+	other.Cluster = &configs.Cluster{Listen: ports[0], Routes: []string{"tls://" + ports[0], "tls://127.0.0.1:1", "tls://127.0.0.1:2"}}
+	if _, err := New(other, Deps{}); err == nil || !strings.Contains(err.Error(), "without a cluster") {
+		t.Errorf("a lonely store in a cluster: %v", err)
+	}
+}
+
+var _ = context.Background

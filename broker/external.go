@@ -1,0 +1,140 @@
+package broker
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
+)
+
+// Service is a session service in a process of its own, beside a nats-server
+// that runs with ConfigText's Stock form. It does there what a Broker does for
+// its embedded server.
+type Service struct {
+	authority
+	urls  string
+	ran   atomic.Bool
+	ready chan struct{}
+}
+
+// NewService loads keys and certificates and checks the configuration. It
+// starts nothing.
+func NewService(cfg configs.Service, deps Deps) (*Service, error) {
+	s := &Service{urls: strings.Join(cfg.URLs, ","), ready: make(chan struct{})}
+	if len(cfg.URLs) == 0 {
+		return nil, errors.New("broker: service: urls is empty: it names where the nats-server is")
+	}
+	err := s.load(withDefaults(configs.Broker{
+		Name: cfg.Name, TrustDomain: cfg.TrustDomain, TLS: cfg.TLS, Members: cfg.Members, HeartbeatBound: cfg.HeartbeatBound,
+		IssuerKey: cfg.IssuerKey, SystemKey: cfg.SystemKey, CalloutKey: cfg.CalloutKey, ServiceKey: cfg.ServiceKey,
+	}), identity.RoleService, deps)
+	if err != nil {
+		return nil, err
+	}
+	s.replicas = max(cfg.Replicas, 1)
+	s.dial = s.connect
+	return s, s.measure(deps)
+}
+
+// connect makes one of the service's connections, over mTLS.
+func (s *Service) connect(key *identity.NKey, name string) (*nats.Conn, error) {
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &s.certs.Load().tls.Certificates[0], nil
+		},
+		// The server is checked by the CA that serves now, and by its host's name.
+		InsecureSkipVerify: true,
+		VerifyConnection:   s.checkServer,
+	}
+	return nats.Connect(s.urls, append(s.connectOptions(key, name),
+		nats.Secure(config), nats.TLSHandshakeFirst(), nats.IgnoreDiscoveredServers(), nats.IgnoreAuthErrorAbort(),
+		nats.PingInterval(servicePing), nats.MaxPingsOutstanding(2))...)
+}
+
+// servicePing: a server that has gone silent is left within three of them.
+const servicePing = 2 * time.Second
+
+// checkServer admits a server that is a broker of ours, of the name dialled.
+func (s *Service) checkServer(cs tls.ConnectionState) error {
+	chain := make([][]byte, len(cs.PeerCertificates))
+	for i, c := range cs.PeerCertificates {
+		chain[i] = c.Raw
+	}
+	t := s.certs.Load().trust
+	id, leaf, err := identity.VerifyChain(t.pool, chain, identity.RoleBroker, true)
+	switch {
+	case err != nil:
+		return err
+	case id.TrustDomain != t.domain:
+		return fmt.Errorf("certificate of trust domain %q, this is %q", id.TrustDomain, t.domain)
+	case cs.ServerName != "":
+		return leaf.VerifyHostname(cs.ServerName)
+	}
+	return nil
+}
+
+// Ready is closed once connections are admitted.
+func (s *Service) Ready() <-chan struct{} { return s.ready }
+
+// Reload reads the certificate, its key and the CA again; the next dials use them.
+func (s *Service) Reload() error { return s.reload(identity.RoleService) }
+
+// Run connects and answers until ctx ends. A server that is not there yet, or
+// goes and comes back, is waited for. A Service runs once.
+func (s *Service) Run(ctx context.Context) error {
+	if s.ran.Swap(true) {
+		return errors.New("broker: it has run already; make a new one")
+	}
+	svc, err := s.begin(ctx)
+	if svc == nil {
+		return err
+	}
+	defer func() { s.health.set(errStopping); svc.stop() }()
+	if svc.waitOpen(ctx) != nil { // ctx has ended
+		return nil
+	}
+	close(s.ready)
+	s.log.Info(eventReady, slog.String("url", s.urls))
+	<-ctx.Done()
+	s.log.Info(eventStopped)
+	return nil
+}
+
+// begin connects, as soon as there is a server that lets us in.
+func (s *Service) begin(ctx context.Context) (*service, error) {
+	told := time.Time{}
+	for wait := openBackoff / 8; ; wait = min(2*wait, openBackoff) {
+		svc, err := newService(ctx, &s.authority)
+		if err == nil {
+			return svc, nil
+		}
+		var verify *tls.CertificateVerificationError
+		var unknown x509.UnknownAuthorityError
+		if errors.As(err, &verify) || errors.As(err, &unknown) {
+			return nil, err // another fabric's server: waiting helps nothing
+		}
+		s.health.set(err)
+		if now := s.now(); now.Sub(told) >= waitingLog {
+			told = now
+			s.log.Warn(eventWaiting, slog.String("reason", err.Error()))
+		}
+		pause := time.NewTimer(wait)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, nil //nolint:nilnil // stopped before there was one: no error
+		}
+	}
+}
