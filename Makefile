@@ -3,6 +3,7 @@
 # make check   what CI runs: generated code, format, vet, lint, tests, a short fuzz
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
+# make compose the compose file brought up for real, streamed through, broken and taken down
 # make fuzz    every fuzz target for FUZZTIME each
 
 SHELL := /bin/bash
@@ -11,7 +12,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama
+.PHONY: streams build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama compose
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -73,6 +74,10 @@ streams:
 # A real Ollama with a tiny scripted model behind the product, the Go SDKs as callers.
 ollama: build
 	test/clients/ollama.sh
+
+# What `docker compose up` gives, on a Docker engine that is there.
+compose:
+	test/compose/run.sh
 
 clean:
 	rm -rf bin

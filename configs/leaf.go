@@ -26,6 +26,7 @@ type Leaf struct {
 	// HeartbeatBound is how long the hub may be silent before the leaf closes its
 	// Nodes, so that they come back as new sessions; 5s, as at the Edge.
 	HeartbeatBound time.Duration `yaml:"heartbeat_bound"`
+	AdminListen    string        `yaml:"admin_listen"` // health and metrics; empty: none
 }
 
 func (l *Leaf) applyDefaults() {
@@ -53,4 +54,5 @@ func (l *Leaf) validate(v *validator) {
 		v.fault("leaf.issuer", "want a public account nkey (A..., 56 characters)")
 	}
 	v.positive("leaf.heartbeat_bound", l.HeartbeatBound)
+	v.optionalListen("leaf.admin_listen", l.AdminListen)
 }

@@ -74,6 +74,7 @@ func newRoot() *cobra.Command {
   iop validate  check a configuration file without starting anything
 
   iop broker, iop edge, iop node   the same three, each a process of its own
+  iop leaf                         a broker for a site, with one link to the others
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		Version:      version,
@@ -87,7 +88,7 @@ Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newService(), newInit(), newValidate(), newVersion(), newHealthcheck())
+	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newLeaf(), newService(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 

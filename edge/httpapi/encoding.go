@@ -147,10 +147,15 @@ func (d *decoded) openZstd() error {
 // Read implements io.Reader.
 func (d *decoded) Read(p []byte) (int, error) {
 	n, err := d.reader.Read(p)
-	if d.out += int64(n); d.out > ratioFloor && d.out/maxRatio > d.source.n {
+	d.out += int64(n)
+	switch {
+	case d.source.n > d.source.most:
+		return 0, errLarge // whatever the decoder made of it
+	case d.out > ratioFloor && d.out/maxRatio > d.source.n:
 		return 0, errRatio
+	default:
+		return n, err
 	}
-	return n, err
 }
 
 func (d *decoded) close() {

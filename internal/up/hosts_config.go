@@ -181,6 +181,7 @@ leaf:
   tls: {%s}
   nkey: user.nk
   issuer: %s
+  # admin_listen: 127.0.0.1:8401   # /healthz, /readyz, /metrics; off by default
 `, m.name, p.Edge, m.folder, m.name, p.Edge, listen, p.urls(leafOffset), tlsText, p.issuer)
 }
 

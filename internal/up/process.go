@@ -60,6 +60,18 @@ func RunBroker(ctx context.Context, cfg configs.Broker, log *slog.Logger, hangup
 	})
 }
 
+// RunLeaf runs a leaf broker until ctx ends, however long the hub takes to appear.
+func RunLeaf(ctx context.Context, cfg configs.Leaf, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+	metrics := NewMetrics()
+	l, err := broker.NewLeaf(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
+	if err != nil {
+		return err
+	}
+	return runServer(ctx, l, "leaf.admin_listen", cfg.AdminListen, metrics, log, hangup, func(admin string) {
+		ready(ProcessInfo{Role: "leaf", Name: cfg.Name, BrokerURL: l.ClientURL(), AdminURL: admin})
+	})
+}
+
 // RunService runs a session service beside a nats-server of its own.
 func RunService(ctx context.Context, cfg configs.Service, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()

@@ -89,13 +89,18 @@ func newFabric(t *testing.T, brokers int, nodes ...string) *fabric {
 	head, _, _ := strings.Cut(text, "  models: auto")
 	var models, list strings.Builder
 	for _, n := range nodes {
-		p := fakeprovider.New(t)
-		f.providers[n] = p
 		fmt.Fprintf(&models, "    - {name: %s, providers: [{provider: %s/m}]}\n", n, n)
-		fmt.Fprintf(&list, "    - name: %s\n      adapters: [{name: p, type: openai_compat, base_url: %q}]\n      providers: [{id: m, adapter: p, target: m}]\n", n, p.URL)
+		list.WriteString(f.node(n))
 	}
 	f.write("edge/edge.yaml", head+"  models:\n"+models.String()+"  nodes:\n"+list.String())
 	return f
+}
+
+// node is the Edge's entry of a node, and makes its provider.
+func (f *fabric) node(name string) string {
+	p := fakeprovider.New(f.t)
+	f.providers[name] = p
+	return fmt.Sprintf("    - name: %s\n      adapters: [{name: p, type: openai_compat, base_url: %q}]\n      providers: [{id: m, adapter: p, target: m}]\n", name, p.URL)
 }
 
 func must(t *testing.T, err error) {
