@@ -39,6 +39,11 @@ that are there need. A node behind a leaf broker is named with it: --leaf attic=
 			if err != nil {
 				return err
 			}
+			unlock, err := up.Lock(folder)
+			if err != nil {
+				return err
+			}
+			defer unlock()
 			if err := up.Prepare(folder, up.DefaultEdge, up.DefaultNode); err != nil {
 				return err
 			}

@@ -68,7 +68,16 @@ var nkeyKinds = []struct {
 	{"curve", identity.NewCurveKey},
 }
 
-// Prepare makes what the folder lacks and leaves what it has: a CA, a
+// Lock takes the folder for this process (I3).
+func Lock(f Folder) (unlock func(), err error) {
+	if err := os.MkdirAll(string(f), 0o700); err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	return lock(f)
+}
+
+// Prepare makes what the folder lacks and leaves what it has; the caller holds
+// its Lock: a CA, a
 // certificate each for broker, edge and node, the nkeys, and one API key.
 func Prepare(f Folder, edge, node string) error {
 	for _, dir := range []string{string(f), f.path("pki"), f.path("keys"), f.Store()} {
@@ -79,7 +88,16 @@ func Prepare(f Folder, edge, node string) error {
 			return fmt.Errorf("data folder: %s may be written by others (mode %04o), so its keys prove nothing: chmod 700 it", dir, st.Mode().Perm())
 		}
 	}
-	used := present(f.CA())
+	// A first start that was cut off leaves no mark, and is done again; after it,
+	// what is missing was lost.
+	made := f.path("made")
+	used := present(made)
+	if used && !present(f.CA()) {
+		return fmt.Errorf("%s is missing, and every certificate of this folder was made with it: restore it, or begin with a new data folder", f.CA())
+	}
+	if !used {
+		removeLeftovers(f.path("pki"), f.path("keys"), string(f))
+	}
 	if err := prepareCertificates(f, edge, node); err != nil {
 		return err
 	}
@@ -87,11 +105,34 @@ func Prepare(f Folder, edge, node string) error {
 		if used && !present(f.NKey(kind.name)) {
 			return fmt.Errorf("%s is missing, and what was made with it would not be trusted with another: restore it, or begin with a new data folder", f.NKey(kind.name))
 		}
-		if _, err := ensureNKey(f.NKey(kind.name), kind.make); err != nil {
+		k, err := ensureNKey(f.NKey(kind.name), kind.make)
+		if err != nil {
 			return err
 		}
+		if fresh, err := kind.make(); err == nil && fresh.Public()[0] != k.Public()[0] {
+			return fmt.Errorf("%s: holds a key of another kind (%c..., want %c...): were files swapped?", f.NKey(kind.name), k.Public()[0], fresh.Public()[0])
+		}
 	}
-	return ensureAPIKey(f.APIKey())
+	if err := ensureAPIKey(f.APIKey()); err != nil {
+		return err
+	}
+	if used {
+		return nil
+	}
+	return identity.WriteKeyFile(made, []byte("The keys of this folder were made whole. They belong together.\n"))
+}
+
+// removeLeftovers removes what a write that was cut off left behind.
+func removeLeftovers(dirs ...string) {
+	for _, dir := range dirs {
+		files, err := filepath.Glob(filepath.Join(dir, ".iop-*"))
+		if err != nil {
+			continue
+		}
+		for _, file := range files {
+			_ = os.Remove(file) // it is in nobody's way
+		}
+	}
 }
 
 // ensureNKey loads the nkey in file, or makes it there.
@@ -111,7 +152,7 @@ func ensureCA(dir string) (*identity.CA, error) {
 	switch cert, key := present(filepath.Join(dir, "ca.pem")), present(filepath.Join(dir, "ca.key")); {
 	case cert && key:
 		return identity.LoadCA(dir)
-	case cert || key:
+	case cert: // the key is written first: without a certificate it signed nothing
 		return nil, fmt.Errorf("%s: ca.pem and ca.key belong together, one of them is missing: restore it, or remove the folder to make new keys", dir)
 	}
 	ca, err := identity.NewCA(identity.DefaultTrustDomain, caLife)
@@ -124,7 +165,8 @@ func ensureCA(dir string) (*identity.CA, error) {
 // ensureCertificate checks that the certificate in certFile is id's, or makes it
 // and its key there.
 func ensureCertificate(ca *identity.CA, id identity.ID, hosts []string, certFile, keyFile string) error {
-	if present(certFile) || present(keyFile) {
+	// The key is written first: alone, it is what a start that was cut off left.
+	if present(certFile) {
 		c, err := identity.LoadCertificate(certFile, keyFile)
 		if err != nil {
 			return err
@@ -191,8 +233,8 @@ func readAPIKey(file string) (string, error) {
 		return "", err
 	}
 	key := strings.TrimSpace(string(b))
-	if len(key) < 16 {
-		return "", fmt.Errorf("%s: holds no key: remove it to have a new one made", file)
+	if len(key) < 16 || strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("%s: holds no key (16 or more printable characters, no blanks): remove it to have a new one made", file)
 	}
 	return key, nil
 }

@@ -51,10 +51,7 @@ var ErrLocked = errors.New("another iop is running on this data folder")
 // models, if it is not nil, is called with what is on offer whenever that changes.
 func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), models func([]string)) error {
 	edgeName, nodeName := o.Names()
-	if err := os.MkdirAll(string(o.Folder), 0o700); err != nil {
-		return fmt.Errorf("data folder: %w", err)
-	}
-	unlock, err := lock(o.Folder)
+	unlock, err := Lock(o.Folder)
 	if err != nil {
 		return err
 	}
