@@ -168,15 +168,18 @@ type Queue struct {
 
 // Limits bound what one caller may cost (Z3, T7).
 type Limits struct {
-	Body          int64         `yaml:"body"`            // bytes; 64 MiB
-	BodyMemory    int64         `yaml:"body_memory"`     // per request, beyond it a temporary file; 1 MiB
-	BodiesTotal   int64         `yaml:"bodies_total"`    // all held bodies; 4 GiB
-	Header        int           `yaml:"header"`          // bytes; 64 KiB
-	ReadHeader    time.Duration `yaml:"read_header"`     // 10s
-	Idle          time.Duration `yaml:"idle"`            // keep-alive connections; 2m
-	WriteStall    time.Duration `yaml:"write_stall"`     // 2m (E10)
-	StreamsPerKey int           `yaml:"streams_per_key"` // 0: no bound
-	Streams       int64         `yaml:"stream_memory"`   // bytes of all windows; 1 GiB (J7)
+	Body        int64         `yaml:"body"`         // bytes; 64 MiB
+	BodyMemory  int64         `yaml:"body_memory"`  // per request, beyond it a temporary file; 1 MiB
+	BodiesTotal int64         `yaml:"bodies_total"` // all held bodies; 4 GiB
+	Header      int           `yaml:"header"`       // bytes; 64 KiB
+	ReadHeader  time.Duration `yaml:"read_header"`  // 10s
+	Idle        time.Duration `yaml:"idle"`         // keep-alive connections; 2m
+	WriteStall  time.Duration `yaml:"write_stall"`  // 2m (E10)
+	// Connections of callers at once; more wait to be accepted. 0: three quarters of
+	// the files this process may open, so that the rest of it goes on (Z3).
+	Connections   int   `yaml:"connections"`
+	StreamsPerKey int   `yaml:"streams_per_key"` // 0: no bound
+	Streams       int64 `yaml:"stream_memory"`   // bytes of all windows; 1 GiB (J7)
 }
 
 // Node configures a node daemon.

@@ -296,6 +296,7 @@ func (l Limits) validate(v *validator) {
 	v.positive("edge.limits.read_header", l.ReadHeader)
 	v.positive("edge.limits.idle", l.Idle)
 	v.positive("edge.limits.write_stall", l.WriteStall)
+	v.atLeast("edge.limits.connections", int64(l.Connections), 0)
 	v.atLeast("edge.limits.streams_per_key", int64(l.StreamsPerKey), 0)
 	v.atLeast("edge.limits.stream_memory", l.Streams, wire.MinWindow)
 }

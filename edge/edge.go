@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/iop-fabric/iop/configs"
@@ -55,6 +56,8 @@ type Edge struct {
 	discovery *discovery
 	verify    chan register
 
+	budgets budgets // the bus callback's own
+
 	// The loop's own.
 	registered map[string]*registration
 	beats      uint64
@@ -72,7 +75,8 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 	e := &Edge{
 		cfg: cfg, deps: deps, log: deps.Log, instance: wire.NewToken(), now: time.Now,
 		verify: make(chan register, verifyQueue), registered: map[string]*registration{},
-		ready: make(chan struct{}), offers: make(chan struct{}),
+		budgets: budgets{of: map[string]*budget{}},
+		ready:   make(chan struct{}), offers: make(chan struct{}),
 	}
 	var err error
 	if e.cert, err = identity.LoadCertificate(cfg.Broker.TLS.Certificate, cfg.Broker.TLS.Key); err != nil {
@@ -197,7 +201,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	answers, cutAnswers := context.WithCancelCause(base)
 	defer cutAnswers(nil)
 	callers.BaseContext = func(net.Listener) context.Context { return answers }
-	serve(callers, e.listener)
+	serve(callers, netutil.LimitListener(e.listener, connectionLimit(e.cfg.Limits.Connections)))
 	e.log.LogAttrs(ctx, slog.LevelInfo, eventStarted, slog.String("listen", e.Addr()), slog.String("admin", e.AdminAddr()))
 	close(e.ready)
 
@@ -356,4 +360,13 @@ func listen(ctx context.Context, key, addr string) (net.Listener, error) {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
 	return l, nil
+}
+
+// connectionLimit is how many callers' connections there may be at once: what is
+// configured, or three quarters of the files this process may open.
+func connectionLimit(configured int) int {
+	if configured > 0 {
+		return configured
+	}
+	return max(16, maxFiles()/4*3)
 }

@@ -41,21 +41,29 @@ func (e *Edge) onUp(m bus.Msg) {
 		return
 	}
 	s := msg.Session
+	live := e.loop.isLive(s.Node, s.Gen)
+	switch {
+	case live && msg.Verb == subjects.Frame: // dispatch bounds these by credit
+		e.dispatch.Frame(msg, m.Data)
+		return
+	case live && msg.Verb == subjects.Ack:
+		e.dispatch.Ack(msg, m.Data)
+		return
+	}
+	if ok, misbehaved := e.budgets.take(e.now(), s.Node, s.Gen); !ok {
+		e.metrics.dropped.Inc()
+		if misbehaved {
+			e.misbehaved(s.Node, s.Gen, "flood")
+		}
+		return
+	}
 	switch msg.Verb {
 	case subjects.Frame, subjects.Ack, subjects.Event, subjects.Result:
-		if !e.loop.isLive(s.Node, s.Gen) {
+		if !live {
 			// F5, F10: it changes nothing, and its sender is told.
 			e.metrics.stale.Inc()
 			e.fromPeer(registry.MessageReceived{Node: s.Node, Gen: s.Gen})
-			return
-		}
-		switch msg.Verb {
-		case subjects.Frame:
-			e.dispatch.Frame(msg, m.Data)
-		case subjects.Ack:
-			e.dispatch.Ack(msg, m.Data)
-		default: // runs and commands: no feature of this protocol version asks for them
-		}
+		} // else runs and commands: no feature of this protocol version asks for them
 	case subjects.Heartbeat:
 		var hb iopv1.Heartbeat
 		if hb.UnmarshalVT(m.Data) == nil {
