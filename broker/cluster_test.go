@@ -2,7 +2,6 @@ package broker
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -226,7 +225,7 @@ func TestClusterLosesAnyBroker(t *testing.T) {
 
 // A broker killed says nothing; the others find out by themselves, and tell Edge
 // within a second.
-// Contract: Y2 B7 R9
+// Contract: Y2 B7 B8
 func TestClusterKilledBroker(t *testing.T) {
 	c := newCluster(t)
 	nodes := c.nodes(12)
@@ -258,7 +257,12 @@ func TestClusterKilledBroker(t *testing.T) {
 	c.members[0].served()
 	c.members[1].served()
 
-	c.connectAll(nodes, func(i int) int { return 2 })
+	c.connectAll(nodes, func(int) int { return 2 })
+	for _, n := range nodes {
+		if n.at != 2 {
+			t.Fatalf("%s is at b%d", n.name, n.at+1)
+		}
+	}
 	ctl := c.subscribe(c.members[0].edge("edge1"), subjects.CtlWildcard("edge1"))
 	began := time.Now()
 	cmd.Process.Kill()
@@ -286,6 +290,18 @@ func TestClusterKilledBroker(t *testing.T) {
 				t.Errorf("closed as %q", n.Reason)
 			}
 			delete(lost, n.NodeId)
+		}
+	}
+	// A revocation at one broker closes at the other, also now (B8).
+	for _, n := range nodes {
+		if n.at == 0 {
+			began := time.Now()
+			if err := c.members[1].b.Revoke(t.Context(), "edge1", "node", n.name); err != nil {
+				t.Fatal(err)
+			}
+			c.wait("the close of a revoked node at the other broker", n.closed)
+			t.Logf("revoked at the other broker: closed after %v", time.Since(began))
+			break
 		}
 	}
 	t.Logf("killed: all back after %v, Edge had read of all after %v", back, time.Since(began))
@@ -569,5 +585,3 @@ func TestStoreIsForOne(t *testing.T) {
 		t.Errorf("a lonely store in a cluster: %v", err)
 	}
 }
-
-var _ = context.Background
