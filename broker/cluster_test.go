@@ -11,14 +11,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/internal/bus/natsbus"
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire"
@@ -584,4 +588,95 @@ func TestStoreIsForOne(t *testing.T) {
 	if _, err := New(other, Deps{}); err == nil || !strings.Contains(err.Error(), "without a cluster") {
 		t.Errorf("a lonely store in a cluster: %v", err)
 	}
+}
+
+func (c *cluster) urls() (urls []string) {
+	for _, m := range c.members {
+		urls = append(urls, "tls://"+m.cfg.Listen)
+	}
+	return urls
+}
+
+// dialBus dials as the product does, with all three addresses.
+func (c *cluster) dialBus(role, name, instance string, key *identity.NKey, reconnect bool) (*natsbus.Conn, error) {
+	connection := instance + wire.NewToken()
+	inbox := subjects.NodeInbox("edge1", name, connection)
+	if role == "edge" {
+		inbox = subjects.EdgeInbox("edge1")
+	}
+	return natsbus.Dial(c.t.Context(), natsbus.Options{
+		URLs: c.urls(), Name: connection, Inbox: inbox, Reconnect: reconnect,
+		TLS: &tls.Config{
+			RootCAs: c.ca.pool(), MinVersion: tls.VersionTLS13,
+			Certificates: []tls.Certificate{c.ca.client("spiffe://iop/edge1/" + role + "/" + name)},
+		},
+		NKeyPublic: key.Public(), Sign: key.Sign,
+	})
+}
+
+// An Edge of its own process comes back through another broker when its own is
+// gone, with what it had subscribed; a second process of its name stays out. A
+// Node with three addresses gets in whichever broker is gone.
+// Contract: Y2 B12
+func TestClusterEdgeAndNodeFailOver(t *testing.T) {
+	c := newCluster(t)
+	edgeKey, nodeKey := c.member("edge1", "edge", "e1"), c.member("edge1", "node", "n1")
+	c.start()
+	edge, err := c.dialBus("edge", "e1", wire.NewToken(), edgeKey, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer edge.Close()
+	notices := make(chan string, 64)
+	if _, err := edge.Subscribe(subjects.CtlWildcard("edge1"), func(m bus.Msg) { notices <- m.Subject }); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range c.members {
+		d := m.dialer("edge1", "edge", "e1", edgeKey)
+		if _, user := m.connect(d); !strings.HasPrefix(user, "!denied.duplicate.") {
+			t.Errorf("another process of the Edge at %s: %q", m.cfg.Name, user)
+		}
+	}
+	instance := wire.NewToken()
+	for victim, m := range c.members {
+		there := m.connected("edge1._edge.e1")
+		began := time.Now()
+		m.stop()
+		if there {
+			select {
+			case <-edge.Reconnected():
+				t.Logf("the Edge was back after %v", time.Since(began))
+			case <-time.After(guard):
+				t.Fatal("the Edge did not come back")
+			}
+		}
+		node, err := c.dialBus("node", "n1", instance, nodeKey, false)
+		if err != nil {
+			t.Fatalf("without b%d: %v", victim+1, err)
+		}
+		select {
+		case subject := <-notices:
+			if subject != subjects.Ctl("edge1", subjects.Admitted) {
+				t.Errorf("notice %s", subject)
+			}
+		case <-time.After(guard):
+			t.Fatal("the Edge hears nothing")
+		}
+		node.Close()
+		select {
+		case subject := <-notices:
+			if subject != subjects.Ctl("edge1", subjects.Closed) {
+				t.Errorf("notice %s", subject)
+			}
+		case <-time.After(guard):
+			t.Fatal("the Edge does not hear of the end")
+		}
+		m.start()
+	}
+}
+
+// connected reports whether a user's connection is at this broker.
+func (f *fixture) connected(user string) bool {
+	connz := must(f.b.server.Connz(&server.ConnzOptions{Username: true}))
+	return slices.ContainsFunc(connz.Conns, func(c *server.ConnInfo) bool { return c.AuthorizedUser == user })
 }

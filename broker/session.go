@@ -98,11 +98,12 @@ const (
 	evGrant                         // may the session have its token?
 	evPeerConnected
 	evPeerDisconnected
-	evMember   // the authority's record has changed
-	evKnown    // the store's newest generation of a name, at the start
-	evLearnt   // another service has admitted a session
-	evSeen     // a server's answer: the session is connected
-	evPeerSeen // the same of an Edge or a leaf
+	evMember    // the authority's record has changed
+	evKnown     // the store's newest generation of a name, at the start
+	evLearnt    // another service has admitted a session
+	evSeen      // a server's answer: the session is connected
+	evPeerSeen  // the same of an Edge or a leaf
+	evPeerClaim // may this process have the Edge's name?
 	evServiceConnected
 	evServiceDisconnected
 	evRoutes     // the servers that the home reaches
@@ -352,7 +353,9 @@ func (s *service) step(core *live, ev event) []effect {
 	case evGrant:
 		ev.reply <- verdict{ok: core.Grant(ev.session)}
 	case evPeerConnected:
-		return core.PeerConnected(ev.member, ev.conn)
+		out := core.PeerConnected(ev.member, ev.conn)
+		core.PeerIs(now, ev.member, ev.conn, ev.instance)
+		return out
 	case evPeerDisconnected:
 		core.Gone(now, ev.conn)
 		core.PeerDisconnected(ev.member, ev.conn)
@@ -369,7 +372,12 @@ func (s *service) step(core *live, ev event) []effect {
 	case evSeen:
 		return core.Seen(now, ev.session, ev.conn, ev.instance)
 	case evPeerSeen:
-		return core.PeerSeen(ev.member, ev.conn)
+		out := core.PeerSeen(ev.member, ev.conn)
+		core.PeerIs(now, ev.member, ev.conn, ev.instance)
+		return out
+	case evPeerClaim:
+		since, duplicate := core.PeerDuplicate(ev.member, ev.instance)
+		ev.reply <- verdict{ok: !duplicate, since: since}
 	case evServiceConnected:
 		core.ServiceConnected(ev.conn)
 	case evServiceDisconnected:
@@ -521,7 +529,7 @@ func (s *service) advisory(m *nats.Msg) {
 		return
 	}
 	if id, ok := parsePeerUser(client.User); ok {
-		ev.member = id
+		ev.member, ev.instance = id, instanceOf(client.Name)
 		if ev.kind == evConnected {
 			ev.kind = evPeerConnected
 		} else {
@@ -782,6 +790,15 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	}
 	if r := judge(a, m, found, elsewhere); r != "" {
 		return g, since, r
+	}
+	if a.id.Role == identity.RoleEdge {
+		v, ok := s.ask(event{kind: evPeerClaim, member: a.member(), instance: a.instance()})
+		switch {
+		case !ok:
+			return g, since, refusedDraining
+		case !v.ok:
+			return g, v.since, refusedDuplicate
+		}
 	}
 	if a.id.Role != identity.RoleNode {
 		return a.peerGrant(), since, ""
