@@ -77,7 +77,7 @@ func (a *API) readBody(x *exchange, r *http.Request) (*body, reason) {
 
 // takeBody reads the body, decoded: from here on it is as if it had come so.
 func (a *API) takeBody(x *exchange, r *http.Request) (b *body, why reason) {
-	source := stallReader{x, r.Body}
+	source := &pacedReader{x: x, r: r.Body, began: a.now(), announced: r.ContentLength}
 	if x.coding == identity {
 		b, why = a.bodies.read(r.Context(), source, r.ContentLength, x.scan.feed)
 		if b != nil {
