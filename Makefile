@@ -4,6 +4,7 @@
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
 # make compose the compose file brought up for real, streamed through, broken and taken down
+# make herd    a thousand Nodes that dial one broker at once
 # make fuzz    every fuzz target for FUZZTIME each
 
 SHELL := /bin/bash
@@ -12,7 +13,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama compose
+.PHONY: streams build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama herd compose
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -78,6 +79,10 @@ ollama: build
 # What `docker compose up` gives, on a Docker engine that is there.
 compose:
 	test/compose/run.sh
+
+# A thousand Nodes that dial one broker at once: time and CPU.
+herd:
+	BROKER_HERD=1000 go test ./broker -run '^TestHerd$$' -count=1 -v
 
 clean:
 	rm -rf bin

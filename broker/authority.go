@@ -89,12 +89,10 @@ type health struct {
 	name error
 }
 
-func (h *health) set(err error) (changed bool) {
+func (h *health) set(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	changed = (err == nil) != (h.err == nil) || (err != nil && err.Error() != h.err.Error())
 	h.err = err
-	return changed
 }
 
 func (h *health) get() error {

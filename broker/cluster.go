@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire/iopv1"
@@ -37,8 +38,10 @@ const (
 	waitingLog    = 10 * time.Second // while it waits, a line so often
 	// replicaSilent is when a replica of a store counts as away.
 	replicaSilent = 5 * time.Second
-	// maxRaces bounds how often two services may be after one name at once.
-	maxRaces = 8
+	// maxRaces bounds how often two services may be after one name at once. The
+	// pause between, which doubles, is for a write that is not carried out yet.
+	maxRaces  = 7
+	racePause = 5 * time.Millisecond
 
 	connectionsPage = 512
 	serverSubject   = "$SYS.REQ.SERVER."
@@ -268,33 +271,40 @@ func (s *service) quorum() error {
 			there++
 		}
 	}
-	if cluster.Leader == "" || 2*there <= all {
+	if cluster.Leader == "" {
+		return fmt.Errorf("%w: the store of generations has no leader", errNoQuorum)
+	}
+	if 2*there <= all {
 		return fmt.Errorf("%w: %d of %d are", errNoQuorum, there, all)
 	}
 	return nil
 }
 
+// generationReads is how many records are read at once at the start.
+const generationReads = 32
+
 // readGenerations tells the core what the store knows, once.
 func (s *service) readGenerations(ctx context.Context) error {
-	w, err := s.generations.kv.WatchAll(ctx, jetstream.MetaOnly())
+	keys, err := listKeys(ctx, s.generations.kv, ">")
 	if err != nil {
 		return fmt.Errorf("broker: read generations: %w", err)
 	}
-	defer w.Stop() //nolint:errcheck // it has served
-	for {
-		select {
-		case e := <-w.Updates():
-			if e == nil {
-				return ctx.Err()
-			}
-			edge, node, ok := strings.Cut(e.Key(), ".")
-			if ok && subjects.ValidName(edge) && subjects.ValidName(node) {
-				s.send(event{kind: evKnown, session: subjects.Session{Edge: edge, Node: node, Gen: e.Revision()}})
-			}
-		case <-ctx.Done():
-			return ctx.Err()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(generationReads)
+	for _, key := range keys {
+		edge, node, ok := strings.Cut(key, ".")
+		if !ok || !subjects.ValidName(edge) || !subjects.ValidName(node) {
+			continue
 		}
+		group.Go(func() error {
+			newest, _, err := s.generations.Newest(ctx, edge, node)
+			if err == nil {
+				s.send(event{kind: evKnown, session: newest})
+			}
+			return err
+		})
 	}
+	return group.Wait()
 }
 
 // next gives an applicant its generation, if the name is free. The write counts
@@ -303,7 +313,7 @@ func (s *service) readGenerations(ctx context.Context) error {
 func (s *service) next(ctx context.Context, a applicant) (session subjects.Session, since time.Time, r refusal) {
 	record := admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name}
 	var err error
-	for range maxRaces {
+	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
 		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})
 		switch {
 		case !ok:
@@ -317,15 +327,18 @@ func (s *service) next(ctx context.Context, a applicant) (session subjects.Sessi
 		if !isConflict(err) {
 			break
 		}
-		var newest subjects.Session
-		var other admission
-		if newest, other, err = s.generations.Newest(ctx, a.id.Edge, a.id.Name); err != nil {
+		newest, other, readErr := s.generations.Newest(ctx, a.id.Edge, a.id.Name)
+		if readErr != nil && !errors.Is(readErr, jetstream.ErrKeyNotFound) {
+			err = readErr
 			break
+		}
+		if readErr != nil || newest.Gen <= v.last { // the other's write is still on its way
+			time.Sleep(pause)
+			continue
 		}
 		if _, ok := s.ask(event{kind: evLearnt, session: newest, instance: other.Instance}); !ok {
 			return session, since, refusedDraining
 		}
-		err = errConflict
 	}
 	s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
 	return session, since, refusedUnavailable

@@ -2,7 +2,6 @@ package broker
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -12,14 +11,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/internal/bus/natsbus"
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire"
@@ -226,7 +229,7 @@ func TestClusterLosesAnyBroker(t *testing.T) {
 
 // A broker killed says nothing; the others find out by themselves, and tell Edge
 // within a second.
-// Contract: Y2 B7 R9
+// Contract: Y2 B7 B8
 func TestClusterKilledBroker(t *testing.T) {
 	c := newCluster(t)
 	nodes := c.nodes(12)
@@ -258,7 +261,12 @@ func TestClusterKilledBroker(t *testing.T) {
 	c.members[0].served()
 	c.members[1].served()
 
-	c.connectAll(nodes, func(i int) int { return 2 })
+	c.connectAll(nodes, func(int) int { return 2 })
+	for _, n := range nodes {
+		if n.at != 2 {
+			t.Fatalf("%s is at b%d", n.name, n.at+1)
+		}
+	}
 	ctl := c.subscribe(c.members[0].edge("edge1"), subjects.CtlWildcard("edge1"))
 	began := time.Now()
 	cmd.Process.Kill()
@@ -286,6 +294,18 @@ func TestClusterKilledBroker(t *testing.T) {
 				t.Errorf("closed as %q", n.Reason)
 			}
 			delete(lost, n.NodeId)
+		}
+	}
+	// A revocation at one broker closes at the other, also now (B8).
+	for _, n := range nodes {
+		if n.at == 0 {
+			began := time.Now()
+			if err := c.members[1].b.Revoke(t.Context(), "edge1", "node", n.name); err != nil {
+				t.Fatal(err)
+			}
+			c.wait("the close of a revoked node at the other broker", n.closed)
+			t.Logf("revoked at the other broker: closed after %v", time.Since(began))
+			break
 		}
 	}
 	t.Logf("killed: all back after %v, Edge had read of all after %v", back, time.Since(began))
@@ -570,4 +590,93 @@ func TestStoreIsForOne(t *testing.T) {
 	}
 }
 
-var _ = context.Background
+func (c *cluster) urls() (urls []string) {
+	for _, m := range c.members {
+		urls = append(urls, "tls://"+m.cfg.Listen)
+	}
+	return urls
+}
+
+// dialBus dials as the product does, with all three addresses.
+func (c *cluster) dialBus(role, name, instance string, key *identity.NKey, reconnect bool) (*natsbus.Conn, error) {
+	connection := instance + wire.NewToken()
+	inbox := subjects.NodeInbox("edge1", name, connection)
+	if role == "edge" {
+		inbox = subjects.EdgeInbox("edge1")
+	}
+	return natsbus.Dial(c.t.Context(), natsbus.Options{
+		URLs: c.urls(), Name: connection, Inbox: inbox, Reconnect: reconnect,
+		TLS: &tls.Config{
+			RootCAs: c.ca.pool(), MinVersion: tls.VersionTLS13,
+			Certificates: []tls.Certificate{c.ca.client("spiffe://iop/edge1/" + role + "/" + name)},
+		},
+		NKeyPublic: key.Public(), Sign: key.Sign,
+	})
+}
+
+// An Edge of its own process comes back through another broker when its own is
+// gone, with what it had subscribed; a second process of its name stays out. A
+// Node with three addresses gets in whichever broker is gone.
+// Contract: Y2 B12
+func TestClusterEdgeAndNodeFailOver(t *testing.T) {
+	c := newCluster(t)
+	edgeKey, nodeKey := c.member("edge1", "edge", "e1"), c.member("edge1", "node", "n1")
+	c.start()
+	edge, err := c.dialBus("edge", "e1", wire.NewToken(), edgeKey, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer edge.Close()
+	notices := make(chan string, 64)
+	if _, err := edge.Subscribe(subjects.CtlWildcard("edge1"), func(m bus.Msg) { notices <- m.Subject }); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range c.members {
+		d := m.dialer("edge1", "edge", "e1", edgeKey)
+		if _, user := m.connect(d); !strings.HasPrefix(user, "!denied.duplicate.") {
+			t.Errorf("another process of the Edge at %s: %q", m.cfg.Name, user)
+		}
+	}
+	instance := wire.NewToken()
+	for victim, m := range c.members {
+		there := m.connected("edge1._edge.e1")
+		began := time.Now()
+		m.stop()
+		if there {
+			select {
+			case <-edge.Reconnected():
+				t.Logf("the Edge was back after %v", time.Since(began))
+			case <-time.After(guard):
+				t.Fatal("the Edge did not come back")
+			}
+		}
+		node, err := c.dialBus("node", "n1", instance, nodeKey, false)
+		if err != nil {
+			t.Fatalf("without b%d: %v", victim+1, err)
+		}
+		select {
+		case subject := <-notices:
+			if subject != subjects.Ctl("edge1", subjects.Admitted) {
+				t.Errorf("notice %s", subject)
+			}
+		case <-time.After(guard):
+			t.Fatal("the Edge hears nothing")
+		}
+		node.Close()
+		select {
+		case subject := <-notices:
+			if subject != subjects.Ctl("edge1", subjects.Closed) {
+				t.Errorf("notice %s", subject)
+			}
+		case <-time.After(guard):
+			t.Fatal("the Edge does not hear of the end")
+		}
+		m.start()
+	}
+}
+
+// connected reports whether a user's connection is at this broker.
+func (f *fixture) connected(user string) bool {
+	connz := must(f.b.server.Connz(&server.ConnzOptions{Username: true}))
+	return slices.ContainsFunc(connz.Conns, func(c *server.ConnInfo) bool { return c.AuthorizedUser == user })
+}

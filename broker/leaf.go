@@ -432,8 +432,9 @@ type leafLog struct {
 func (l leafLog) Errorf(format string, v ...any) {
 	line := fmt.Sprintf(format, v...)
 	switch {
-	case strings.Contains(format, " - lid:") && strings.HasSuffix(format, handshakeFormat) && len(v) > 0:
-		l.link(linkHandshake(fmt.Sprint(v[0])))
+	case strings.Contains(format, " - lid:") && strings.Contains(line, "handshake error: "):
+		_, text, _ := strings.Cut(line, "handshake error: ")
+		l.link(linkHandshake(text))
 	case strings.Contains(line, "Leafnode Error") && strings.Contains(line, "Authorization Violation"),
 		strings.Contains(line, "Leafnode Error") && strings.Contains(line, "Authentication Timeout"):
 		l.link("the hub does not admit this leaf: is its nkey registered there, for this edge and name with role leaf, and not revoked? The hub's log has the reason")

@@ -439,7 +439,7 @@ func (f *fixture) fakeHub(uri string) (addr string) {
 			go func() {
 				defer c.Close()
 				b := make([]byte, 1)
-				c.Read(b) //nolint:errcheck // the handshake is all
+				c.Read(b) // the handshake is all
 			}()
 		}
 	}()
@@ -545,7 +545,7 @@ func TestZ6HostileLeaf(t *testing.T) {
 		through()
 	}
 	// Notices come in order: had one of those passed, it would come before this.
-	f.b.members.Revoke(context.Background(), memberID{"edge2", identity.RoleNode, "n1"}) //nolint:errcheck // the notice below says
+	f.b.members.Revoke(context.Background(), memberID{"edge2", identity.RoleNode, "n1"}) // the notice below says
 	if n := f.told(ctl2); n.Reason != "kicked" || n.Generation != session2.Gen {
 		t.Errorf("edge2 was told %v", n)
 	}

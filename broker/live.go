@@ -227,6 +227,7 @@ func (l *live) PeerConnected(id memberID, conn connID) []effect {
 // PeerDisconnected forgets it.
 func (l *live) PeerDisconnected(id memberID, conn connID) {
 	delete(l.peers[id], conn)
+	delete(l.who, conn)
 	if len(l.peers[id]) == 0 {
 		delete(l.peers, id)
 	}

@@ -223,10 +223,10 @@ func loadFixture(t testing.TB, dir string) *fixture {
 }
 
 // generations opens the bucket beside the broker that runs.
-func (f *fixture) generations() jetstream.KeyValue {
+func (f *fixture) generations() bucket {
 	nc := must(f.b.connect(f.b.server, f.b.keys.callout, "test"))
 	f.t.Cleanup(nc.Close)
-	return must(must(jetstream.New(nc)).KeyValue(context.Background(), bucketGenerations))
+	return must(bindBucket(context.Background(), must(jetstream.New(nc)), bucketGenerations))
 }
 
 func (f *fixture) writeCertificate() {

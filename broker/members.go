@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
@@ -67,18 +68,28 @@ func checkMember(m configs.Member) (memberID, error) {
 }
 
 // members is the authority's memory.
-type members struct{ kv jetstream.KeyValue }
+type members struct{ kv bucket }
+
+func (ms members) read(ctx context.Context, id memberID) (jetstream.KeyValueEntry, error) {
+	return patiently(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return ms.kv.Get(ctx, id.key()) })
+}
 
 // Get returns what is known of a name.
 func (ms members) Get(ctx context.Context, id memberID) (m member, found bool, err error) {
-	e, err := ms.kv.Get(ctx, id.key())
+	m, rev, err := ms.GetRevision(ctx, id)
+	return m, rev != 0, err
+}
+
+// GetRevision is Get with the revision; 0: nothing is known.
+func (ms members) GetRevision(ctx context.Context, id memberID) (m member, rev uint64, err error) {
+	e, err := ms.read(ctx, id)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return m, false, nil
+		return m, 0, nil
 	}
 	if err != nil {
-		return m, false, fmt.Errorf("read member: %w", err)
+		return m, 0, fmt.Errorf("read member: %w", err)
 	}
-	return m, true, json.Unmarshal(e.Value(), &m)
+	return m, e.Revision(), json.Unmarshal(e.Value(), &m)
 }
 
 // Elsewhere reports whether the same role, name and nkey are registered under
@@ -110,9 +121,9 @@ var errConflict = errors.New("changed by others at the same time; try again")
 // change reads a member, lets fn change it and writes it back where nobody else
 // did meanwhile. fn returns false for no change.
 func (ms members) change(ctx context.Context, id memberID, fn func(m *member, found bool) (bool, error)) error {
-	for range 16 {
+	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
 		var m member
-		e, err := ms.kv.Get(ctx, id.key())
+		e, err := ms.read(ctx, id)
 		found := err == nil
 		switch {
 		case found:
@@ -129,17 +140,19 @@ func (ms members) change(ctx context.Context, id memberID, fn func(m *member, fo
 		if err != nil {
 			return err
 		}
-		if found {
-			_, err = ms.kv.Update(ctx, id.key(), value, e.Revision())
-		} else {
-			_, err = ms.kv.Create(ctx, id.key(), value)
-		}
+		_, err = patiently(ctx, func(ctx context.Context) (uint64, error) {
+			if found {
+				return ms.kv.Update(ctx, id.key(), value, e.Revision())
+			}
+			return ms.kv.Create(ctx, id.key(), value)
+		})
 		if err == nil {
 			return nil
 		}
 		if !isConflict(err) {
 			return fmt.Errorf("write member %s: %w", id.key(), err)
 		}
+		time.Sleep(pause) // the other's write may not be carried out yet
 	}
 	return fmt.Errorf("member %s: %w", id.key(), errConflict)
 }
@@ -252,21 +265,22 @@ func (ms members) Seed(ctx context.Context, s seed) error {
 	})
 }
 
-// listKeys returns the keys that match, sorted.
-func listKeys(ctx context.Context, kv jetstream.KeyValue, filter string) ([]string, error) {
-	l, err := kv.ListKeysFiltered(ctx, filter)
+// listKeys returns the keys that match, sorted. The stream's leader lists them;
+// the library's own way is a consumer, which may be at a server that is gone.
+func listKeys(ctx context.Context, kv bucket, filter string) ([]string, error) {
+	prefix := "$KV." + kv.Bucket() + "."
+	info, err := patiently(ctx, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+		return kv.stream.Info(ctx, jetstream.WithSubjectFilter(prefix+filter))
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list keys: %w", err)
 	}
-	var keys []string
-	for key := range l.Keys() {
-		keys = append(keys, key)
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
+	keys := make([]string, 0, len(info.State.Subjects))
+	for subject := range info.State.Subjects {
+		keys = append(keys, strings.TrimPrefix(subject, prefix))
 	}
 	slices.Sort(keys)
-	return slices.Compact(keys), nil
+	return keys, nil
 }
 
 // isConflict reports a compare-and-set that lost; replicated streams answer

@@ -43,10 +43,16 @@ type topology struct {
 	services map[string]map[uint64]struct{} // by server: the connections of the services there
 	others   map[string]int                 // servers but the home: reads in a row that did not show them
 	gone     map[connID]time.Time           // connections whose end was heard, lately
+	who      map[connID]peer                // the processes behind the connections of Edges and leaves
+}
+
+type peer struct {
+	instance string
+	since    time.Time
 }
 
 func newTopology() topology {
-	return topology{services: map[string]map[uint64]struct{}{}, others: map[string]int{}, gone: map[connID]time.Time{}}
+	return topology{services: map[string]map[uint64]struct{}{}, others: map[string]int{}, gone: map[connID]time.Time{}, who: map[connID]peer{}}
 }
 
 // Home says which server this service is connected to now.
@@ -169,6 +175,24 @@ func (l *live) PeerSeen(id memberID, conn connID) []effect {
 		return nil
 	}
 	return l.PeerConnected(id, conn)
+}
+
+// PeerIs says which process a peer's connection is of.
+func (l *live) PeerIs(now time.Time, id memberID, conn connID, instance string) {
+	if _, there := l.peers[id][conn]; there && instance != "" {
+		l.who[conn] = peer{instance: instance, since: now}
+	}
+}
+
+// PeerDuplicate is B12 for an Edge, which sends no heartbeats: another process
+// has the name as long as its connection stands.
+func (l *live) PeerDuplicate(id memberID, instance string) (since time.Time, duplicate bool) {
+	for conn := range l.peers[id] {
+		if other, known := l.who[conn]; known && other.instance != instance && (!duplicate || other.since.Before(since)) {
+			since, duplicate = other.since, true
+		}
+	}
+	return since, duplicate
 }
 
 // Routes is what the home server says of the others that it reaches. A new one

@@ -29,6 +29,7 @@ const (
 	calloutWorkers = 8    // two for each of four cores; more only queue at the CPU
 	calloutBacklog = 8192 // herds of dials wait here; beyond it they are dropped and dial again
 	sessionBacklog = 4096 // one token request for each of a herd
+	memberBacklog  = 4096 // writes of members
 	storeBacklog   = 1024 // Edges' requests; one that is dropped times out at the Edge
 	inboxBacklog   = 4096 // advisories and heartbeats of a herd, between two reads of the loop
 	operationBound = 5 * time.Second
@@ -38,6 +39,7 @@ const (
 	// Connects and disconnects of every account: of Edges and Nodes, and of the
 	// services themselves.
 	advisorySubject = "$SYS.ACCOUNT.*.*"
+	membersSubject  = "$KV." + bucketMembers + "."
 	// Of the services, one answers.
 	sessionQueue = "iop-session"
 	storeQueue   = "iop-store"
@@ -53,8 +55,8 @@ type service struct {
 	members     members
 	generations generations
 	store       store
-	watcher     jetstream.KeyWatcher
-	instance    string // of this service, for the agents of leaves
+	resync      chan struct{} // one: members are to be read anew
+	instance    string        // of this service, for the agents of leaves
 
 	inbox    chan event
 	connz    string        // where servers say who is connected to them
@@ -96,11 +98,12 @@ const (
 	evGrant                         // may the session have its token?
 	evPeerConnected
 	evPeerDisconnected
-	evMember   // the authority's record has changed
-	evKnown    // the store's newest generation of a name, at the start
-	evLearnt   // another service has admitted a session
-	evSeen     // a server's answer: the session is connected
-	evPeerSeen // the same of an Edge or a leaf
+	evMember    // the authority's record has changed
+	evKnown     // the store's newest generation of a name, at the start
+	evLearnt    // another service has admitted a session
+	evSeen      // a server's answer: the session is connected
+	evPeerSeen  // the same of an Edge or a leaf
+	evPeerClaim // may this process have the Edge's name?
 	evServiceConnected
 	evServiceDisconnected
 	evRoutes     // the servers that the home reaches
@@ -121,7 +124,7 @@ type verdict struct {
 func newService(ctx context.Context, a *authority) (_ *service, err error) {
 	s := &service{
 		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(),
-		opened: make(chan struct{}), patience: a.now().Add(openPatience),
+		resync: make(chan struct{}, 1), opened: make(chan struct{}), patience: a.now().Add(openPatience),
 	}
 	// The workers' own context: they finish what they have begun, after ctx ended.
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -161,10 +164,6 @@ func (s *service) open(ctx context.Context) error {
 	}
 	if err := s.readGenerations(ctx); err != nil {
 		return err
-	}
-	var err error
-	if s.watcher, err = s.members.kv.WatchAll(s.ctx); err != nil {
-		return fmt.Errorf("broker: watch members: %w", err)
 	}
 	if err := s.subscribe(); err != nil {
 		return err
@@ -252,7 +251,11 @@ func (s *service) listen() error {
 }
 
 func (s *service) subscribe() error {
-	s.workers.Go(s.watchMembers)
+	writes := make(chan *nats.Msg, memberBacklog)
+	if _, err := s.auth.ChanSubscribe(membersSubject+">", writes); err != nil {
+		return fmt.Errorf("broker: subscribe members: %w", err)
+	}
+	s.workers.Go(func() { s.watchMembers(writes) })
 
 	tokens := make(chan *nats.Msg, sessionBacklog)
 	if _, err := s.fabric.ChanQueueSubscribe(subjects.UpEverywhere(subjects.SessionVerb), sessionQueue, tokens); err != nil {
@@ -291,9 +294,6 @@ func (s *service) stop() {
 }
 
 func (s *service) close() {
-	if s.watcher != nil {
-		s.watcher.Stop() //nolint:errcheck // the connection goes next
-	}
 	for _, nc := range []*nats.Conn{s.fabric, s.auth, s.sys} {
 		if nc != nil {
 			nc.Close()
@@ -353,7 +353,9 @@ func (s *service) step(core *live, ev event) []effect {
 	case evGrant:
 		ev.reply <- verdict{ok: core.Grant(ev.session)}
 	case evPeerConnected:
-		return core.PeerConnected(ev.member, ev.conn)
+		out := core.PeerConnected(ev.member, ev.conn)
+		core.PeerIs(now, ev.member, ev.conn, ev.instance)
+		return out
 	case evPeerDisconnected:
 		core.Gone(now, ev.conn)
 		core.PeerDisconnected(ev.member, ev.conn)
@@ -370,7 +372,12 @@ func (s *service) step(core *live, ev event) []effect {
 	case evSeen:
 		return core.Seen(now, ev.session, ev.conn, ev.instance)
 	case evPeerSeen:
-		return core.PeerSeen(ev.member, ev.conn)
+		out := core.PeerSeen(ev.member, ev.conn)
+		core.PeerIs(now, ev.member, ev.conn, ev.instance)
+		return out
+	case evPeerClaim:
+		since, duplicate := core.PeerDuplicate(ev.member, ev.instance)
+		ev.reply <- verdict{ok: !duplicate, since: since}
 	case evServiceConnected:
 		core.ServiceConnected(ev.conn)
 	case evServiceDisconnected:
@@ -397,8 +404,15 @@ func (s *service) apply(ef effect) {
 		s.evicted.Go(func() { s.evict(ef) })
 	case askServer:
 		s.askConnections(ef.conn.Server, 0)
+		select {
+		case s.resync <- struct{}{}:
+		default:
+		}
 	case serverLost:
 		s.b.log.Warn(eventLost, slog.String("server", ef.conn.Server), slog.String("reason", ef.reason))
+		if ef.reason == reasonServerLost { // one that stops hands its stores over
+			s.evicted.Go(s.callElections)
+		}
 	}
 }
 
@@ -515,7 +529,7 @@ func (s *service) advisory(m *nats.Msg) {
 		return
 	}
 	if id, ok := parsePeerUser(client.User); ok {
-		ev.member = id
+		ev.member, ev.instance = id, instanceOf(client.Name)
 		if ev.kind == evConnected {
 			ev.kind = evPeerConnected
 		} else {
@@ -547,30 +561,70 @@ func (s *service) heartbeat(m *nats.Msg) {
 }
 
 // watchMembers tells the loop of every change in what the authority knows,
-// whoever made it.
-func (s *service) watchMembers() {
+// whoever made it. It hears the writes themselves: a consumer of the stream
+// would end with the server that holds it. What is written is no fact before
+// the leader has it, so each is read back.
+func (s *service) watchMembers(writes <-chan *nats.Msg) {
+	seen := map[memberID]uint64{}
+	s.readMembers(seen)
 	for {
 		select {
-		case e, ok := <-s.watcher.Updates():
-			if !ok {
-				return
+		case m := <-writes:
+			if id, ok := parseMemberKey(strings.TrimPrefix(m.Subject, membersSubject)); ok && checkMemberID(id) == nil {
+				s.readMember(seen, id)
 			}
-			if e == nil { // all that was there has been told
-				continue
-			}
-			id, ok := parseMemberKey(e.Key())
-			if !ok {
-				continue
-			}
-			var m member
-			revoked := e.Operation() != jetstream.KeyValuePut || json.Unmarshal(e.Value(), &m) != nil || m.Revoked
-			s.b.log.Debug(eventMember,
-				slog.String("edge", id.Edge), slog.String("role", string(id.Role)), slog.String("name", id.Name), slog.Bool("revoked", revoked))
-			s.send(event{kind: evMember, member: id, revoked: revoked})
+		case <-s.resync: // a server is new, and what it heard we may not have
+			s.readMembers(seen)
 		case <-s.ctx.Done():
 			return
 		}
 	}
+}
+
+// readMember reads a member until it shows a change, or none was made.
+func (s *service) readMember(seen map[memberID]uint64, id memberID) {
+	for _, wait := range []time.Duration{0, 10 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond} {
+		pause := time.NewTimer(wait)
+		select {
+		case <-pause.C:
+		case <-s.ctx.Done():
+			pause.Stop()
+			return
+		}
+		if s.tellMember(seen, id) {
+			return
+		}
+	}
+}
+
+func (s *service) readMembers(seen map[memberID]uint64) {
+	ctx, cancel := context.WithTimeout(s.ctx, operationBound)
+	defer cancel()
+	keys, err := listKeys(ctx, s.members.kv, ">")
+	if err != nil && s.ctx.Err() == nil {
+		s.b.log.Warn(eventFault, slog.String("operation", "members"), slog.String("error", err.Error()))
+	}
+	for _, key := range keys {
+		if id, ok := parseMemberKey(key); ok {
+			s.tellMember(seen, id)
+		}
+	}
+}
+
+// tellMember tells the loop of a member that is not as it was seen last.
+func (s *service) tellMember(seen map[memberID]uint64, id memberID) (changed bool) {
+	ctx, cancel := context.WithTimeout(s.ctx, operationBound)
+	defer cancel()
+	m, rev, err := s.members.GetRevision(ctx, id)
+	if err != nil || rev == seen[id] {
+		return false
+	}
+	seen[id] = rev
+	gone := m.Revoked || rev == 0
+	s.b.log.Debug(eventMember,
+		slog.String("edge", id.Edge), slog.String("role", string(id.Role)), slog.String("name", id.Name), slog.Bool("revoked", gone))
+	s.send(event{kind: evMember, member: id, revoked: gone})
+	return true
 }
 
 // token answers up.session: the signed proof of the session, from its record.
@@ -736,6 +790,15 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	}
 	if r := judge(a, m, found, elsewhere); r != "" {
 		return g, since, r
+	}
+	if a.id.Role == identity.RoleEdge {
+		v, ok := s.ask(event{kind: evPeerClaim, member: a.member(), instance: a.instance()})
+		switch {
+		case !ok:
+			return g, since, refusedDraining
+		case !v.ok:
+			return g, v.since, refusedDuplicate
+		}
 	}
 	if a.id.Role != identity.RoleNode {
 		return a.peerGrant(), since, ""

@@ -17,7 +17,7 @@ import (
 const maxStoreKey = 256
 
 // store is B10: each Edge's own keys, in one bucket, below its name.
-type store struct{ kv jetstream.KeyValue }
+type store struct{ kv bucket }
 
 // validStoreKey: letters, digits and "-_=/.", no empty token. It is what KV
 // takes, and no character of it can widen a subject.

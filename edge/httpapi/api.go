@@ -239,29 +239,6 @@ func asksUpgrade(h http.Header) bool {
 	return false
 }
 
-// pathHint names the base URL that the caller probably meant (A46). Anthropic's
-// clients add /v1 themselves.
-func pathHint(r *http.Request) string {
-	base := ""
-	if host := r.Host; host != "" && strings.Trim(host, hostChars) == "" {
-		scheme := "http://"
-		if r.TLS != nil {
-			scheme = "https://"
-		}
-		base = scheme + host
-	}
-	hint := "nothing is served at this path; the base URL is " + base + "/v1"
-	if base != "" && (strings.Contains(r.URL.Path, "/messages") || len(r.Header["Anthropic-Version"]) > 0) {
-		hint = "nothing is served at this path; the base URL of Anthropic clients is " + base
-	}
-	if strings.HasPrefix(r.URL.Path, "/v1/v1") {
-		hint += ", and the path holds /v1 twice"
-	}
-	return hint
-}
-
-const hostChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-:[]_"
-
 // modelID returns the id in a path of opModel, with its slashes plain or encoded.
 func modelID(path string) (string, bool) {
 	id, err := url.PathUnescape(strings.TrimPrefix(path, "/v1/models/"))

@@ -28,7 +28,7 @@
 //	    messages, or for the last two the provider's own error event.
 //	I6  What a caller holds is bounded: header, body in memory and on disk, how much
 //	    it grows when it is decoded, the sum of all bodies, streams per key, and the
-//	    time it may take to send or take a byte.
+//	    time it may take to send or take a byte, and to send the whole body.
 //	I7  No label and no log key comes from outside; a model's name is logged only
 //	    once the pool knew it.
 //

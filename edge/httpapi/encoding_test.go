@@ -91,6 +91,8 @@ func TestA32EncodedBodiesAreDecoded(t *testing.T) {
 		"zstd, large, streamed":    {"zstd", big, zstdStream(t, big)},
 		"zstd with a window of 8M": {"zstd", big, zstdStream(t, big, zstd.WithWindowSize(8<<20))},
 		"zstd behind a skippable":  {"zstd", plainChat, "\x50\x2a\x4d\x18\x04\x00\x00\x00skip" + zstdOf(t, plainChat)},
+		"identity in capitals":     {"Identity", plainChat, plainChat},
+		"identity shouted":         {"IDENTITY", plainChat, plainChat},
 		"identity beside it":       {"identity, zstd", plainChat, zstdOf(t, plainChat)},
 		"text that repeats":        {"gzip", bigRepeat, gzipOf(t, bigRepeat)},
 		"a blank picture":          {"zstd", blank, zstdOf(t, blank)},

@@ -37,7 +37,7 @@ type exchange struct {
 	tries   int
 	waited  time.Duration
 
-	readArmed, writeArmed time.Time
+	writeArmed time.Time
 
 	committed bool
 	status    int
@@ -73,23 +73,12 @@ func (x *exchange) shown() string { return x.w.Header()["X-Request-Id"][0] }
 
 // --- bounds of time -------------------------------------------------------
 
-// armRead bounds the wait for the caller's next byte. Setting a deadline for
-// each read would cost more than many reads; so it is set for five quarters of
-// the bound, whenever a quarter of it has passed.
-func (x *exchange) armRead() {
-	stall := x.api.cfg.Limits.WriteStall
-	if now := x.api.now(); now.Sub(x.readArmed) > stall/4 {
-		x.readArmed = now
-		_ = x.rc.SetReadDeadline(now.Add(stall + stall/4)) // a writer without deadlines has none to miss
-	}
-}
-
 // disarmRead lets the connection be watched for ever; a deadline that passed
 // would look like a caller who left.
 func (x *exchange) disarmRead() { _ = x.rc.SetReadDeadline(time.Time{}) }
 
-// armWrite bounds the wait for the caller to take a byte (E10), as armRead does.
-// On HTTP/2 a deadline that passes resets the stream also while nothing is
+// armWrite bounds the wait for the caller to take a byte (E10), set
+// further ahead than the bound as the read deadline is. On HTTP/2 a deadline that passes resets the stream also while nothing is
 // written, so there it stands only during a write.
 func (x *exchange) armWrite() {
 	stall := x.api.cfg.Limits.WriteStall
@@ -105,15 +94,59 @@ func (x *exchange) disarmWrite() {
 	}
 }
 
-// stallReader is a request body whose reads are bounded in time.
-type stallReader struct {
-	x *exchange
-	r io.Reader
+const (
+	// paceGrace and pace bound how long a whole body may take: the grace, and its
+	// size at 64 KiB/s. Without it a byte a minute would hold a place for days.
+	paceGrace = 30 * time.Second
+	pace      = 64 << 10
+	// paceAhead is how much of a body of unknown size is granted before it came,
+	// so that the deadline need not be set for each read.
+	paceAhead = 256 << 10
+)
+
+// wholeTime is how long a body of n bytes may take.
+func wholeTime(n int64) time.Duration {
+	return paceGrace + time.Duration(n/pace)*time.Second
 }
 
-func (s stallReader) Read(p []byte) (int, error) {
-	s.x.armRead()
-	return s.r.Read(p)
+// pacedReader is a request body whose reads are bounded in time: each by the
+// stall bound, and all together by wholeTime of what was announced or came.
+type pacedReader struct {
+	x         *exchange
+	r         io.Reader
+	began     time.Time
+	announced int64 // or -1
+	came      int64
+	armed     time.Time // the read deadline as it is set
+}
+
+func (p *pacedReader) Read(b []byte) (int, error) {
+	p.arm()
+	n, err := p.r.Read(b)
+	p.came += int64(n)
+	return n, err
+}
+
+// arm sets the read deadline once the one that is set would come too early.
+// Setting one for each read would cost more than many reads; so it is set
+// further ahead than the bound, by a quarter of it or by paceAhead.
+func (p *pacedReader) arm() {
+	now, stall := p.x.api.now(), p.x.api.cfg.Limits.WriteStall
+	if p.armed.Before(p.due(now.Add(stall), p.came)) {
+		p.armed = p.due(now.Add(stall+stall/4), p.came+paceAhead)
+		_ = p.x.rc.SetReadDeadline(p.armed) // a writer without deadlines has none to miss
+	}
+}
+
+// due is the earlier of a stall's end and of what the whole body may take.
+func (p *pacedReader) due(stalled time.Time, came int64) time.Time {
+	if p.announced >= 0 {
+		came = p.announced // never more of it comes
+	}
+	if whole := p.began.Add(wholeTime(came)); whole.Before(stalled) {
+		return whole
+	}
+	return stalled
 }
 
 // --- dispatch.Writer ------------------------------------------------------

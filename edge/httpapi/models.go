@@ -56,12 +56,7 @@ func (a *API) listModels(x *exchange, r *http.Request) reason {
 	if x.key = a.authenticate(r.Header); x.key == nil {
 		return noKey
 	}
-	allowed := []Model{}
-	for _, m := range a.pool.Models() {
-		if x.key.allows(m.ID) {
-			allowed = append(allowed, m)
-		}
-	}
+	allowed := a.modelsOf(x.key)
 	if asksAnthropic(r.Header) {
 		list, ok := anthropicPage(allowed, r.URL.Query())
 		if !ok {
@@ -75,6 +70,17 @@ func (a *API) listModels(x *exchange, r *http.Request) reason {
 		list.Data[i] = objectOf(m)
 	}
 	return x.answer(list)
+}
+
+// modelsOf are the models on offer that a key may name.
+func (a *API) modelsOf(k *keyState) []Model {
+	allowed := []Model{}
+	for _, m := range a.pool.Models() {
+		if k.allows(m.ID) {
+			allowed = append(allowed, m)
+		}
+	}
+	return allowed
 }
 
 // anthropicPage is the part of the list that limit, after_id and before_id ask
@@ -120,6 +126,7 @@ func (a *API) getModel(x *exchange, r *http.Request) reason {
 		return unknownModel
 	}
 	if !x.key.allows(id) {
+		x.detail = a.modelHint(x.key, id, forbidden)
 		return forbidden
 	}
 	all := a.pool.Models()
@@ -129,6 +136,7 @@ func (a *API) getModel(x *exchange, r *http.Request) reason {
 	}
 	switch {
 	case i < 0:
+		x.detail = a.modelHint(x.key, id, unknownModel)
 		return unknownModel
 	case asksAnthropic(r.Header):
 		return x.answer(anthropicOf(all[i]))

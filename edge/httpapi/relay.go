@@ -67,7 +67,7 @@ func (a *API) readBody(x *exchange, r *http.Request) (*body, reason) {
 	switch {
 	case why != "":
 	case !x.key.allows(x.named.model):
-		why = forbidden
+		why, x.detail = forbidden, a.modelHint(x.key, x.named.model, forbidden)
 	default:
 		return b, ""
 	}
@@ -77,7 +77,7 @@ func (a *API) readBody(x *exchange, r *http.Request) (*body, reason) {
 
 // takeBody reads the body, decoded: from here on it is as if it had come so.
 func (a *API) takeBody(x *exchange, r *http.Request) (b *body, why reason) {
-	source := stallReader{x, r.Body}
+	source := &pacedReader{x: x, r: r.Body, began: a.now(), announced: r.ContentLength}
 	if x.coding == identity {
 		b, why = a.bodies.read(r.Context(), source, r.ContentLength, x.scan.feed)
 		if b != nil {
@@ -118,7 +118,10 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 			if x.tries > 0 {
 				return why // the failure that asked for another attempt tells more
 			}
-			return reasonOf(err)
+			if why = reasonOf(err); why == unknownModel {
+				x.detail = a.modelHint(x.key, want.Model, why)
+			}
+			return why
 		}
 		x.model = want.Model
 		x.granted = grant

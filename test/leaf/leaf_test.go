@@ -78,10 +78,10 @@ func provide(pace time.Duration) http.HandlerFunc {
 			case <-r.Context().Done():
 				return
 			}
-			io.WriteString(w, event(q.User, i)) //nolint:errcheck // the caller may be gone
+			io.WriteString(w, event(q.User, i)) // the caller may be gone
 			w.(http.Flusher).Flush()
 		}
-		io.WriteString(w, "data: [DONE]\n\n") //nolint:errcheck // the same
+		io.WriteString(w, "data: [DONE]\n\n") // the same
 	}
 }
 
