@@ -541,7 +541,10 @@ func TestZ6HostileLeaf(t *testing.T) {
 	say("$JS.API.INFO", nil)
 	through()
 	f.logs.wait(t, 0, map[string]string{"msg": eventRefused, "reason": string(refusedLeaf), "node": "n1"})
-	for testutil.ToFloat64(f.b.metrics.dropped) < before+2 { // the books, and the Edge's notice
+	for deadline := time.Now().Add(guard); testutil.ToFloat64(f.b.metrics.dropped) < before+2; { // the books, and the Edge's notice
+		if time.Now().After(deadline) {
+			t.Fatal("its word is believed")
+		}
 		through()
 	}
 	// Notices come in order: had one of those passed, it would come before this.
@@ -725,7 +728,11 @@ func TestLeafSurvivesHubRestart(t *testing.T) {
 	}
 	f.start()
 	up := f.subscribe(f.edge("edge1"), subjects.UpWildcard("edge1"))
+	deadline := time.Now().Add(guard)
 	for known := false; !known; known = testutil.ToFloat64(f.b.metrics.sessions) == 1 {
+		if time.Now().After(deadline) {
+			t.Fatal("the new hub does not know of the session")
+		}
 		if err := nc.Publish(session.Up(subjects.Heartbeat, ""), nil); err != nil {
 			t.Fatal(err)
 		}

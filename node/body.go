@@ -14,6 +14,7 @@ var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before it
 // more than the window lets the peer send (J7).
 type bodyReader struct {
 	ctx      context.Context //nolint:containedctx // an io.Reader has no other way to be interrupted
+	watch    *watch          // off while a Read waits: it is Edge that owes
 	consumed func(frame int)
 	more     chan struct{}
 
@@ -26,8 +27,8 @@ type bodyReader struct {
 	closed bool
 }
 
-func newBodyReader(ctx context.Context, size int64, consumed func(int)) *bodyReader {
-	return &bodyReader{ctx: ctx, left: size, consumed: consumed, more: make(chan struct{}, 1)}
+func newBodyReader(ctx context.Context, w *watch, size int64, consumed func(int)) *bodyReader {
+	return &bodyReader{ctx: ctx, watch: w, left: size, consumed: consumed, more: make(chan struct{}, 1)}
 }
 
 // Read implements io.Reader.
@@ -56,11 +57,21 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		select {
-		case <-r.more:
-		case <-r.ctx.Done():
-			return 0, context.Cause(r.ctx)
+		if err := r.wait(); err != nil {
+			return 0, err
 		}
+	}
+}
+
+// wait waits for more of the body.
+func (r *bodyReader) wait() error {
+	r.watch.pause()
+	defer r.watch.resume()
+	select {
+	case <-r.more:
+		return nil
+	case <-r.ctx.Done():
+		return context.Cause(r.ctx)
 	}
 }
 

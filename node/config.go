@@ -68,6 +68,10 @@ func (h *host) apply(ctx context.Context, payload *iopv1.NodeConfigPayload) (err
 	if ms := payload.GetRuntime().GetCloseGraceMs(); ms > 0 {
 		h.grace = time.Duration(min(ms, time.Minute.Milliseconds())) * time.Millisecond
 	}
+	h.stall = wire.StallTimeout
+	if ms := payload.GetRuntime().GetStallTimeoutMs(); ms > 0 {
+		h.stall = time.Duration(min(ms, maxStallMillis)) * time.Millisecond
+	}
 	return nil
 }
 

@@ -8,7 +8,8 @@
 //	link.go    one session's connection: its messages out, its messages in
 //	streams.go the session's send loop, one goroutine: owns the tunnel cores
 //	stream.go  one tunnel between its exchange, the bus and the send loop
-//	host.go   adapters and slots; they outlive sessions
+//	watch.go   when a tunnel's provider was last heard
+//	host.go    adapters and slots; they outlive sessions
 //
 // A tunnel's life on the Node:
 //
@@ -16,8 +17,9 @@
 //	   |                                               ^
 //	   +--slot, adapter--> Exchange --returns--> slot free --> END or ERROR
 //	                          |
-//	                          +-- cancel, deadline, stop: context cancelled; after
-//	                          |   the close grace ERROR goes out all the same (W9)
+//	                          +-- cancel, deadline, stall, stop: context cancelled;
+//	                          |   after the close grace ERROR goes out all the
+//	                          |   same (W9)
 //	                          +-- session over: dropped, nothing is sent (F5, W8)
 //
 // Invariants:
@@ -33,4 +35,12 @@
 //	I6  A configuration is applied whole or not at all, and only after Edge's
 //	    signature over our own nonce was verified (R3, G3, L8).
 //	I7  What an adapter does, a panic included, ends its tunnel and no more.
+//	I8  An exchange whose provider gives no byte for its bound ends, unless
+//	    something else ended it before (W2, W8). Only the wait for the provider
+//	    counts: not that for the caller's credit, nor that for the request's body.
+//
+// A stall's ERROR says its class and how long it was silent. The ExecutionFailure
+// beside it (W4, W5), the probe it rests on (W3) and the numbering of its evidence
+// (W6) are not made yet: the field stays unset, and Edge draws no conclusion about
+// the provider's health from a stall.
 package node

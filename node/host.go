@@ -27,6 +27,7 @@ type host struct {
 	gate  *gate.Gate
 	users int // exchanges under way
 	grace time.Duration
+	stall time.Duration // where a request names none (W1)
 	// idle is made by wait and closed when the last exchange returned.
 	idle chan struct{}
 }
@@ -34,7 +35,7 @@ type host struct {
 func newHost(mk func(*iopv1.AdapterConfig) (agent.Provider, error), log *slog.Logger, m *metrics) *host {
 	return &host{
 		make: mk, registry: agent.NewRegistry(), running: map[string]*adapter{},
-		log: log, metrics: m, gate: gate.New(), grace: wire.CloseGrace,
+		log: log, metrics: m, gate: gate.New(), grace: wire.CloseGrace, stall: wire.StallTimeout,
 	}
 }
 
@@ -136,6 +137,20 @@ func (h *host) closeGrace() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.grace
+}
+
+// stallTimeout is how long a provider may be silent in an exchange that asks for so
+// many milliseconds; 0: the request is to be refused.
+func (h *host) stallTimeout(ms int64) time.Duration {
+	switch {
+	case ms < 0 || ms > maxStallMillis:
+		return 0
+	case ms > 0:
+		return time.Duration(ms) * time.Millisecond
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.stall
 }
 
 // close waits for the exchanges under way and stops the adapters, both within

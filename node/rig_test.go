@@ -279,6 +279,7 @@ type answer struct {
 	recv    *tunnel.Receiver
 	frames  []*iopv1.ProviderTunnelFrame // delivered, in order
 	mute    bool                         // acknowledge nothing
+	slow    bool                         // acknowledge, but read nothing
 	late    int                          // frames after the terminal
 	ended   chan struct{}
 	started chan struct{}
@@ -393,7 +394,7 @@ func (e *fakeEdge) frame(msg subjects.Message, data []byte) {
 			if f.GetKind() == iopv1.ProviderTunnelFrame_RESPONSE_START {
 				close(a.started)
 			}
-			if !a.mute {
+			if !a.mute && !a.slow {
 				a.recv.Step(now, tunnel.RecvEvent{Kind: tunnel.Consumed, Body: len(f.GetBody())}, nil)
 			}
 			if terminal {
@@ -413,6 +414,17 @@ func (e *fakeEdge) ack(s subjects.Session, run string, a *answer) {
 	e.send(s, subjects.Ack, "", &iopv1.StreamAck{Entries: []*iopv1.StreamAck_Entry{
 		{RunId: run, Acked: k.Acked, Credit: k.Credit, Resend: k.Resend, Direction: dirFrame},
 	}})
+}
+
+// read lets a slow caller read what lies there, and all that comes.
+func (e *fakeEdge) read(run string, a *answer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a.slow = false
+	for _, f := range a.frames {
+		a.recv.Step(time.Now(), tunnel.RecvEvent{Kind: tunnel.Consumed, Body: len(f.GetBody())}, nil)
+	}
+	e.ack(a.sess, run, a)
 }
 
 // open is a request of Edge's; fill in what differs.

@@ -27,6 +27,7 @@ type stream struct {
 	cancel  context.CancelCauseFunc
 	began   time.Time
 	lists   bool // it asks what the provider serves: discovery, not work
+	watch   watch
 
 	mu     sync.Mutex
 	seq    uint64 // of the last frame made
@@ -44,6 +45,7 @@ type stream struct {
 	body     *bodyReader      // the same
 	deadline time.Time        // timeout_sec, counted from acceptance; zero: none
 	forceAt  time.Time        // a cancelled exchange may take this long; zero: not cancelled
+	lookAt   time.Time        // when to look whether the provider stalls; zero: never again
 	answered bool             // a frame went out
 	ackOwed  bool             // it stands in the loop's list of acknowledgements
 	bodyOwed bool             // it is the body's, not only the request's
@@ -96,9 +98,7 @@ func (st *stream) frame(f *iopv1.ProviderTunnelFrame, terminal bool) bool {
 	st.mu.Lock()
 	for !st.ended && body > 0 && st.cost+cost > st.credit {
 		st.mu.Unlock()
-		select {
-		case <-st.room:
-		case <-st.ctx.Done(): // who wants the terminal all the same makes one without a body
+		if !st.waitRoom() { // who wants the terminal all the same makes one without a body
 			return false
 		}
 		st.mu.Lock()
@@ -123,6 +123,19 @@ func (st *stream) frame(f *iopv1.ProviderTunnelFrame, terminal bool) bool {
 		st.all.wakeFor(st)
 	}
 	return true
+}
+
+// waitRoom waits for the caller's credit; false: the exchange is over. That wait is
+// none for the provider.
+func (st *stream) waitRoom() bool {
+	st.watch.pause()
+	defer st.watch.resume()
+	select {
+	case <-st.room:
+		return true
+	case <-st.ctx.Done():
+		return false
+	}
 }
 
 // fail ends the stream with an ERROR, unless it has ended already.
@@ -169,7 +182,10 @@ func (st *stream) signalRoom() {
 func (st *stream) serve(u use, req *iopv1.ProviderTunnelRequest, body io.Reader, size int64) {
 	defer st.all.host.leave()
 	s := &sink{st: st}
-	err := st.exchange(u.exchanger(), exchangeOf(st.run, req, body, size), s)
+	e := exchangeOf(st.run, req, body, size)
+	st.watch.resume()
+	err := st.exchange(u.exchanger(), e, s)
+	st.watch.pause()
 	if st.body != nil {
 		st.body.close(io.ErrClosedPipe) // what still comes of the body is dropped
 	}
@@ -227,6 +243,7 @@ func (s *sink) Start(status int, header []agent.Field, size int64) error {
 	if block > wire.MaxHeaders {
 		return s.refuse(errAnswerHeader)
 	}
+	s.st.watch.heard()
 	s.started = true
 	s.status, s.header = int32(status), fields //nolint:gosec // an HTTP status
 	s.watch = status < 300 && tellsUsage(header)
@@ -284,6 +301,7 @@ func (s *sink) Body(p []byte) error {
 	case len(p) == 0:
 		return nil
 	}
+	s.st.watch.heard()
 	if s.small {
 		if s.held == nil && len(p) == s.size {
 			s.held = bytes.Clone(p)
@@ -321,6 +339,7 @@ func (s *sink) Trailer(fields []agent.Field) error {
 	if block > wire.MaxHeaders {
 		return s.refuse(errAnswerHeader)
 	}
+	s.st.watch.heard()
 	s.trailer = trailer
 	return nil
 }

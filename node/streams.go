@@ -196,9 +196,13 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 	if t := req.GetTimeoutSec(); t > 0 && t <= math.MaxInt64/int64(time.Second) {
 		st.deadline = now.Add(time.Duration(t) * time.Second)
 	}
+	if bound := s.host.stallTimeout(req.GetResponseStallTimeoutMs()); bound > 0 {
+		st.watch.set(now, bound)
+		st.lookAt = now.Add(bound)
+	}
 	if req.GetBodyFollows() && req.GetBodySize() <= math.MaxInt64 {
 		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{MaxWindow: s.bodyWindow()})
-		st.body = newBodyReader(ctx, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
+		st.body = newBodyReader(ctx, &st.watch, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
 	}
@@ -551,11 +555,29 @@ func (s *streams) receive(now time.Time, st *stream, ev tunnel.RecvEvent) (deliv
 
 // breakOff cancels the exchange from within the loop.
 func (s *streams) breakOff(now time.Time, st *stream, why *wire.Error) {
-	st.cancel(why)
+	s.cut(now, st, why)
 	st.body.close(why)
+}
+
+// cut cancels the exchange and gives it the close grace to return in. What was
+// cancelled before keeps its cause, and its grace.
+func (s *streams) cut(now time.Time, st *stream, why *wire.Error) {
+	st.cancel(why)
 	if st.forceAt.IsZero() {
 		st.forceAt = now.Add(s.host.closeGrace())
 	}
+}
+
+// look cuts the exchange of a provider that stalls (W2), unless something else did
+// so before (W8).
+func (s *streams) look(now time.Time, st *stream) {
+	next, stalled := st.watch.look(now)
+	if !stalled {
+		st.lookAt = next
+		return
+	}
+	st.lookAt = time.Time{}
+	s.cut(now, st, errStalled(st.watch.bound))
 }
 
 var digestSeed = maphash.MakeSeed()
@@ -612,14 +634,14 @@ func (s *streams) scan(now time.Time) {
 	for i := len(s.timed) - 1; i >= 0; i-- { // backwards: a stream may leave the list
 		st := s.timed[i]
 		if st.hasEnded() {
-			st.deadline, st.forceAt = time.Time{}, time.Time{}
+			st.deadline, st.forceAt, st.lookAt = time.Time{}, time.Time{}, time.Time{}
 		}
 		if due(now, st.deadline) {
 			st.deadline = time.Time{}
-			st.cancel(errDeadline)
-			if st.forceAt.IsZero() {
-				st.forceAt = now.Add(s.host.closeGrace())
-			}
+			s.cut(now, st, errDeadline)
+		}
+		if due(now, st.lookAt) {
+			s.look(now, st)
 		}
 		if due(now, st.forceAt) {
 			st.forceAt = time.Time{}
@@ -638,7 +660,7 @@ func due(now, at time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // schedule keeps the stream in the list of the timed while something is due.
 func (s *streams) schedule(st *stream) {
-	at := first(first(st.sender.Deadline(), st.deadline), st.forceAt)
+	at := first(first(first(st.sender.Deadline(), st.deadline), st.forceAt), st.lookAt)
 	switch {
 	case at.IsZero():
 		s.unschedule(st)

@@ -26,11 +26,12 @@ const (
 	breachUnknown
 	breachLate
 	breachAck
+	breachGoingOn
 )
 
 var breachNames = [...]string{
 	"none", "undecodable", "kind", "status", "header", "misplaced", "body_size", "early",
-	"second_start", "stream", "gap", "flood", "foreign", "unknown", "late", "ack",
+	"second_start", "stream", "gap", "flood", "foreign", "unknown", "late", "ack", "going_on",
 }
 
 var breachTexts = [...]string{
@@ -42,6 +43,7 @@ var breachTexts = [...]string{
 	"the node sent more than it was granted", "the node sent a frame of another node's attempt",
 	"the node sent frames of attempts that nobody knows", "the node sent a frame after the terminal",
 	"the node sent acknowledgements that make no sense",
+	"the node goes on sending in a stream whose rules it broke",
 }
 
 func (b breach) String() string { return breachNames[b] }
@@ -162,7 +164,8 @@ type conduct struct {
 const (
 	// severe is a broken rule that only the Node can answer for, slight a frame
 	// that may have been on its way when its stream ended: a whole window of the
-	// smallest frames counts as four severe ones.
+	// smallest frames counts as four severe ones. rememberRuns acknowledgements of
+	// runs that nobody remembers are as slight, and end the session.
 	severe = 1.0
 	slight = 4.0 / (wire.MaxWindow / wire.FrameOverhead)
 	// patience is how many severe offences end the session, leakPerSecond how
@@ -170,6 +173,11 @@ const (
 	patience      = 16
 	leakPerSecond = 0.1
 )
+
+// heavy is slight for a message of any size: a whole window of them counts the same.
+func heavy(size int) float64 {
+	return slight * float64(size+wire.FrameOverhead) / wire.FrameOverhead
+}
 
 // offend records an offence; true is said once, when the session is lost.
 func (c *conduct) offend(unix int64, weight float64) (lost bool) {

@@ -115,10 +115,11 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 	if !d.own(s, m) {
 		return
 	}
+	now := time.Now()
 	f := frames.Get().(*frame)
 	decoded := len(data) <= wire.MaxMessage && f.UnmarshalVTUnsafe(data) == nil
 	f.size = len(data)
-	o, n, b, what := s.receive(time.Now(), f, decoded, maphash.Bytes(digestSeed, data))
+	o, n, b, what := s.receive(now, f, decoded, maphash.Bytes(digestSeed, data))
 	if n != needNone { // before the attempt may be over, and Run with it
 		d.owe(s, n)
 	}
@@ -130,7 +131,11 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 		f.recycle()
 	case kept:
 	}
-	if b != breachNone {
+	switch b {
+	case breachNone:
+	case breachGoingOn:
+		d.offend(s.sess, b, heavy(len(data)), s.run)
+	default:
 		d.offend(s.sess, b, severe, s.run)
 	}
 }
@@ -187,15 +192,33 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 		}
 		return
 	}
+	strays := 0
 	for _, e := range msg.Entries {
-		s := d.table.get(e.RunId, d.table.hash(e.RunId))
-		if s == nil {
-			continue // of an attempt that has ended since
-		}
-		if d.own(s, m) {
+		hash := d.table.hash(e.RunId)
+		switch s := d.table.get(e.RunId, hash); {
+		case s == nil:
+			// Of an attempt that has ended since, it is to be expected.
+			if !d.table.lateAck(hash, sessionKey(m.Session)) {
+				strays++
+			}
+		case d.own(s, m):
 			s.acknowledged(e)
 		}
 	}
+	if strays > 0 {
+		d.strayAcks(m, strays)
+	}
+}
+
+// strayAcks notes acknowledgements of runs that nobody remembers. A few are honest,
+// of attempts whose cancel the Node did not answer in time.
+func (d *Dispatcher) strayAcks(m subjects.Message, n int) {
+	if !d.seats.current(m.Session) {
+		d.metrics.dropped[dropStale].Add(float64(n))
+		return
+	}
+	d.metrics.dropped[dropUnknown].Add(float64(n))
+	d.offend(d.seats.session(m.Session), breachAck, float64(n)*slight, "")
 }
 
 // acknowledged notes what the Node acknowledged of the request. A reset is no
@@ -331,7 +354,7 @@ func (d *Dispatcher) offend(sess *session, b breach, weight float64, run string)
 	lost := sess.conduct.offend(time.Now().Unix(), weight)
 	given := sess.conduct.lost
 	sess.mu.Unlock()
-	if weight == severe && (lost || !given) { // bounded by the patience there is
+	if weight >= severe && (lost || !given) { // bounded by the patience there is
 		d.log.Warn(eventBreach, slog.String("node", sess.id.Node), slog.Uint64("generation", sess.id.Gen),
 			slog.String("reason", b.String()), slog.String("run_id", run))
 	}

@@ -96,7 +96,7 @@ func (c *call) send(a *Attempt) *wire.Error {
 		Operation: a.Operation, Method: a.Method, Path: a.Path, RawQuery: a.RawQuery, Headers: a.Header,
 		Stream:                 a.Stream,
 		TimeoutSec:             int64((a.Timeout + time.Second - 1) / time.Second),
-		ResponseStallTimeoutMs: a.StallTimeout.Milliseconds(),
+		ResponseStallTimeoutMs: stallMillis(a.StallTimeout),
 		BodySize:               uint64(max(a.BodySize, 0)), //nolint:gosec // not negative
 		Credit:                 c.s.recv.Window(),
 	}
@@ -131,6 +131,15 @@ func (c *call) send(a *Attempt) *wire.Error {
 		c.up = newUpload(c.d, c.s, a.Body, a.BodySize)
 	}
 	return nil
+}
+
+// stallMillis is a stall bound in the wire's unit, where 0 would be the Node's own:
+// one below a millisecond becomes one.
+func stallMillis(d time.Duration) int64 {
+	if d > 0 && d < time.Millisecond {
+		return 1
+	}
+	return d.Milliseconds()
 }
 
 // run delivers the answer until the attempt is over for the caller.

@@ -564,3 +564,164 @@ func FuzzFrame(f *testing.F) {
 		})
 	})
 }
+
+// flood sends frames of a run, as fast as the callback takes them.
+func (n *fakeNode) flood(run string, count int, f *iopv1.ProviderTunnelFrame) {
+	data, _ := f.MarshalVT()
+	for range count {
+		n.r.d.Frame(subjects.Message{Session: n.id, Verb: subjects.Frame, Run: run}, data)
+	}
+}
+
+// A Node that broke a stream and goes on sending in it loses its session, however
+// large or small the frames; its neighbour's streams are not touched.
+//
+// Contract: J8
+func TestFloodOfABrokenStream(t *testing.T) {
+	for name, size := range map[string]int{"small frames": 1, "large frames": wire.MaxBody} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{}, func(t *testing.T, r *rig) {
+				n, good := r.node("n", 4), r.node("good", 5)
+				a, other := r.attempt(n, "{}"), r.attempt(good, "{}")
+				p, po := r.do(t.Context(), a, &answer{}), r.do(t.Context(), other, &answer{})
+				<-n.requests
+				<-good.requests
+				n.send(a.RunID, frameOf(1, body, "x")) // no start
+				wantClass(t, p.wait(), wire.Protocol)
+				f := frameOf(2, body, strings.Repeat("x", size))
+				windows := 1 + int(patience/(slight*wire.MaxWindow/wire.FrameOverhead))
+				n.flood(a.RunID, 2+windows*wire.MaxWindow/(size+wire.FrameOverhead), f)
+				synctest.Wait()
+				if len(r.misbehaved) != 1 || r.misbehaved[0] != "n/4/going_on" {
+					t.Fatal(r.misbehaved)
+				}
+				n.flood(a.RunID, 1000, f)
+				good.send(other.RunID, whole("y"))
+				wantClass(t, po.wait(), "")
+				if len(r.misbehaved) != 1 {
+					t.Fatal(r.misbehaved)
+				}
+			})
+		})
+	}
+}
+
+// What was on its way when a stream broke is no further offence, nor what comes
+// again after a lost connection, nor all a Node still sends after a cancel.
+func TestFramesInFlightAreNoOffence(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		inFlight := wire.MaxWindow/(1+2*wire.FrameOverhead) - 1
+		for range patience - 2 { // each is one severe offence, and no more
+			a := r.attempt(n, "{}")
+			p := r.do(t.Context(), a, &answer{})
+			<-n.requests
+			n.send(a.RunID, frameOf(1, body, "x"))
+			wantClass(t, p.wait(), wire.Protocol)
+			n.flood(a.RunID, inFlight, frameOf(2, body, "x"))
+			r.d.resume()
+			n.flood(a.RunID, inFlight, frameOf(2, body, "x"))
+			n.send(a.RunID, errorOf(3, wire.Cancelled))
+			synctest.Wait()
+		}
+		if got := counter(t, r, "iop_edge_stream_breaches_total", breachGoingOn.String()); got != 0 || len(r.misbehaved) != 0 {
+			t.Fatalf("%v offences, %v", got, r.misbehaved)
+		}
+		for range 4 * patience {
+			a := r.attempt(n, "{}")
+			ctx, cancel := context.WithCancel(t.Context())
+			p := r.do(ctx, a, &answer{})
+			<-n.requests
+			n.send(a.RunID, frameOf(1, start, ""))
+			synctest.Wait()
+			cancel()
+			wantClass(t, p.wait(), wire.Cancelled)
+			for seq := uint64(2); seq < 1000; seq++ {
+				n.send(a.RunID, frameOf(seq, body, "x"))
+			}
+			n.send(a.RunID, errorOf(1000, wire.Cancelled))
+			synctest.Wait()
+		}
+		if len(r.misbehaved) != 0 {
+			t.Fatal(r.misbehaved)
+		}
+	})
+}
+
+// acksOf makes one message of acknowledgements.
+func acksOf(runs ...string) []byte {
+	var msg iopv1.StreamAck
+	for _, run := range runs {
+		msg.Entries = append(msg.Entries, &iopv1.StreamAck_Entry{RunId: run, Direction: "body", Acked: 1})
+	}
+	data, _ := msg.MarshalVT()
+	return data
+}
+
+// Acknowledgements of runs that nobody knows cost a Node its session once they are
+// more than runs are remembered, and its neighbour nothing.
+//
+// Contract: J8
+func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n, good := r.node("n", 4), r.node("good", 5)
+		other := r.attempt(good, "{}")
+		p := r.do(t.Context(), other, &answer{})
+		<-good.requests
+		const each = 1500
+		var runs []string
+		for range each {
+			runs = append(runs, wire.NewRunID())
+		}
+		data := acksOf(runs...)
+		for i := 1; i <= 2*rememberRuns/each; i++ {
+			r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, data)
+			if lost := len(r.misbehaved) == 1; lost != (i*each >= rememberRuns) {
+				t.Fatalf("after %d: %v", i*each, r.misbehaved)
+			}
+		}
+		if r.misbehaved[0] != "n/4/ack" {
+			t.Fatal(r.misbehaved)
+		}
+		good.send(other.RunID, whole("y"))
+		wantClass(t, p.wait(), "")
+		// A session that was replaced offends nobody.
+		old := good.id
+		old.Gen--
+		for range 2 * rememberRuns / each {
+			r.d.Ack(subjects.Message{Session: old, Verb: subjects.Ack}, data)
+		}
+		if len(r.misbehaved) != 1 {
+			t.Fatal(r.misbehaved)
+		}
+	})
+}
+
+// Acknowledgements that come after the end of a run are no offence of its Node,
+// in any number of runs; of one run they are, without end, and another's always.
+func TestLateAcksAreNoOffence(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n, stranger := r.node("n", 1), r.node("stranger", 2)
+		var last string
+		for range 500 {
+			a := r.attempt(n, "{}")
+			p := r.do(t.Context(), a, &answer{})
+			<-n.requests
+			n.send(a.RunID, whole("x"))
+			wantClass(t, p.wait(), "")
+			for range lateAcks {
+				r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, acksOf(a.RunID))
+			}
+			last = a.RunID
+		}
+		unknown := func() float64 { return counter(t, r, "iop_edge_frames_dropped_total", dropUnknown) }
+		if got := unknown(); got != 0 || len(r.misbehaved) != 0 {
+			t.Fatalf("%v counted, %v", got, r.misbehaved)
+		}
+		r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, acksOf(last))
+		r.d.Ack(subjects.Message{Session: stranger.id, Verb: subjects.Ack}, acksOf(last))
+		if got := unknown(); got != 2 {
+			t.Fatalf("%v counted", got)
+		}
+	})
+}

@@ -152,11 +152,13 @@ func (d *Dispatcher) stop(err *wire.Error) {
 // resume is for a connection that was lost and is there again: what was on its
 // way may be lost, so both sides say where they are.
 func (d *Dispatcher) resume() {
+	now := time.Now()
 	d.table.each(func(s *stream) {
 		s.mu.Lock()
 		again := s.life.cancelled && s.life.held()
 		heard := s.heard
 		s.again, s.reconnect = heard, true
+		s.expectInFlight(now) // what was lost comes again
 		s.mu.Unlock()
 		s.wakeUp()
 		if again {

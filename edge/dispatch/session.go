@@ -39,8 +39,12 @@ func newSession(id subjects.Session) *session {
 	return &session{
 		id:  id,
 		ack: id.Down(subjects.Ack, ""),
-		key: maphash.String(sessionSeed, id.Node) ^ (id.Gen * 0x9e3779b97f4a7c15),
+		key: sessionKey(id),
 	}
+}
+
+func sessionKey(id subjects.Session) uint64 {
+	return maphash.String(sessionSeed, id.Node) ^ (id.Gen * 0x9e3779b97f4a7c15)
 }
 
 // seat is what is remembered of a node: its newest session, and up to which

@@ -56,6 +56,9 @@ type stream struct {
 	// acknowledged, so that the Node comes to its terminal.
 	broken  bool
 	highest uint64
+	// What may still come honestly of a broken stream: what was on its way.
+	inFlight      int // bytes of messages
+	inFlightUntil time.Time
 
 	delivered uint64    // sequences delivered in order
 	gapSince  time.Time // since when the next one is missing; zero: it is not
@@ -113,7 +116,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 		s.highest = max(s.highest, f.Sequence)
 	}
 	if s.broken || b != breachNone {
-		return s.receiveBroken(terminal, b)
+		return s.receiveBroken(now, f.size, terminal, b)
 	}
 	ev := tunnel.RecvEvent{Kind: tunnel.FrameReceived, Seq: f.Sequence, Body: len(f.Body), Digest: digest, Terminal: terminal}
 	deliver := false
@@ -129,7 +132,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 			if s.recv.Done() { // it had its terminal; the Node answers for the rest
 				return orders{}, needNone, breachLate, dropped
 			}
-			return s.receiveBroken(terminal, breachStream)
+			return s.receiveBroken(now, f.size, terminal, breachStream)
 		}
 	}
 	if !deliver {
@@ -142,13 +145,13 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 	s.delivered++
 	s.gapSince = time.Time{}
 	if b = s.order.next(&f.ProviderTunnelFrame); b != breachNone {
-		return s.receiveBroken(terminal, b)
+		return s.receiveBroken(now, f.size, terminal, b)
 	}
 	switch {
 	case s.life.state != open || s.life.cut != nil:
 		n = max(n, s.consume(now, len(f.Body)))
 	case s.unread+f.size > int(s.window)+inboxSlack: //nolint:gosec // a window is at most 4 MiB
-		return s.receiveBroken(terminal, breachFlood)
+		return s.receiveBroken(now, f.size, terminal, breachFlood)
 	case terminal:
 		what = last
 	default:
@@ -174,22 +177,40 @@ func (s *stream) finish(f *frame) {
 }
 
 // receiveBroken ends the caller's side, if it is still there, and waits for the
-// Node's terminal alone. b is reported for the first breach only.
-func (s *stream) receiveBroken(terminal bool, b breach) (orders, need, breach, fate) {
-	if s.broken {
-		b = breachNone
-	}
-	s.broken, s.gapSince = true, time.Time{}
+// Node's terminal alone. b is reported for the first breach; what comes after it is
+// one of its own only where it cannot have been on its way.
+func (s *stream) receiveBroken(now time.Time, size int, terminal bool, b breach) (orders, need, breach, fate) {
 	var o orders
-	if b != breachNone {
+	if !s.broken {
+		s.broken, s.gapSince = true, time.Time{}
+		s.expectInFlight(now)
 		o = s.life.cutBy(b.err())
 		s.wakeUp()
+	} else {
+		b = s.goesOn(now, size)
 	}
 	if terminal {
 		t := s.life.terminal()
 		o.give, o.remove, o.over = t.give, t.remove, t.over
 	}
 	return o, needSoon, b, dropped
+}
+
+// inFlightFor is how long frames of a broken stream are taken for what was sent
+// before the Node could know, if they are no more than a window.
+const inFlightFor = time.Second
+
+func (s *stream) expectInFlight(now time.Time) {
+	s.inFlight, s.inFlightUntil = int(s.window), now.Add(inFlightFor) //nolint:gosec // a window is at most 4 MiB
+}
+
+// goesOn says whether one more message of a broken stream is one too many (J8).
+func (s *stream) goesOn(now time.Time, size int) breach {
+	s.inFlight = max(0, s.inFlight-size-wire.FrameOverhead)
+	if s.inFlight > 0 && !now.After(s.inFlightUntil) {
+		return breachNone
+	}
+	return breachGoingOn
 }
 
 func (s *stream) push(f *frame) {

@@ -4,6 +4,8 @@ import (
 	"hash/maphash"
 	"sync"
 	"time"
+
+	"github.com/iop-fabric/iop/wire"
 )
 
 // table finds the stream of a run id, and remembers finished runs long enough
@@ -22,6 +24,9 @@ const (
 	// What is remembered of finished runs, in all and for how long.
 	rememberRuns = 1 << 16
 	rememberFor  = 2 * time.Minute
+	// lateAcks is how many acknowledgements of a run may come after its end: one
+	// for each of the largest frames that were on their way to the Node.
+	lateAcks = wire.MaxWindow / wire.MaxBody
 )
 
 type shard struct {
@@ -36,7 +41,10 @@ type shard struct {
 
 // finished says of a run by which session it was served and which sequence its
 // terminal had.
-type finished struct{ key, acked uint64 }
+type finished struct {
+	key, acked uint64
+	acks       uint32 // that came late
+}
 
 type remembered struct {
 	hash uint64
@@ -141,6 +149,21 @@ func (t *table) ended(hash uint64) (finished, bool) {
 	defer sh.mu.Unlock()
 	f, ok := sh.done[hash]
 	return f, ok
+}
+
+// lateAck notes an acknowledgement of a run that is not open. It reports whether a
+// session may be expected to send it: the run was its own, and these are not many.
+func (t *table) lateAck(hash, key uint64) bool {
+	sh := t.shard(hash)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	f, ok := sh.done[hash]
+	if !ok || f.key != key || f.acks >= lateAcks {
+		return false
+	}
+	f.acks++
+	sh.done[hash] = f
+	return true
 }
 
 // each calls fn for every open stream, with no lock held.
