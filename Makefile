@@ -36,9 +36,9 @@ proto: tools
 # The generated code is what the sources say, and no field was renumbered since
 # the schema of wire/testdata/v1 was frozen.
 proto-check: tools
-	rm -rf bin/proto && mkdir -p bin/proto && cp -r wire/proto bin/proto/proto
-	cd bin/proto/proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf lint && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
-	diff -r bin/proto/iopv1 wire/iopv1
+	rm -rf bin/_proto && mkdir -p bin/_proto && cp -r wire/proto bin/_proto/proto
+	cd bin/_proto/proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf lint && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
+	diff -r bin/_proto/iopv1 wire/iopv1
 	cd wire/proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf breaking --against ../testdata/v1/schema.binpb
 
 fmt: tools
