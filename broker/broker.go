@@ -35,6 +35,7 @@ type Broker struct {
 	authority
 	text   string
 	routes atomic.Pointer[certificates] // of the cluster's routes; nil where there are none
+	door   door
 	ran    atomic.Bool
 	ready  chan struct{}
 	// Set before ready is closed, not changed afterwards.
@@ -305,6 +306,10 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	}
 	b.holdLeaves(opts)
 	b.joinCluster(opts)
+	b.door.guard(opts.TLSConfig)
+	if opts.LeafNode.Port != 0 {
+		b.door.guard(opts.LeafNode.TLSConfig)
+	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -317,7 +322,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		fatal:     func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
 	}, true, false, false)
 	var stop sync.Once
-	shutdown := func() { stop.Do(func() { srv.Shutdown(); srv.WaitForShutdown() }) }
+	shutdown := func() { stop.Do(func() { b.door.close(); srv.Shutdown(); srv.WaitForShutdown() }) }
 	defer shutdown()
 
 	srv.Start()
@@ -360,6 +365,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 
 	<-ctx.Done()
 	b.health.set(errStopping)
+	b.door.close()
 	s.stop()
 	shutdown()
 	b.log.Info(eventStopped)

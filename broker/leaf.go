@@ -41,6 +41,7 @@ const (
 // Leaf is a leaf broker: an embedded NATS server with one link to the hub, and
 // the agent beside it.
 type Leaf struct {
+	door    door
 	cfg     configs.Leaf
 	log     *slog.Logger
 	now     func() time.Time
@@ -236,6 +237,7 @@ func (l *Leaf) options() (*server.Options, error) {
 		}
 		return l.certs.Load().tls.Clone(), nil
 	}
+	l.door.guard(opts.TLSConfig)
 
 	remote := &server.RemoteLeafOpts{
 		LocalAccount: accountFabric, TLS: true, TLSHandshakeFirst: true, TLSTimeout: 10,
@@ -337,7 +339,7 @@ func (l *Leaf) Run(ctx context.Context) error {
 		},
 		link: l.linkRefused, timeout: l.calloutFailed,
 	}, true, false, false)
-	defer func() { srv.Shutdown(); srv.WaitForShutdown() }()
+	defer func() { l.door.close(); srv.Shutdown(); srv.WaitForShutdown() }()
 	srv.Start()
 	if fatal := fatalCause(ctx); fatal != nil {
 		return fatal

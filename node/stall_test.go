@@ -287,8 +287,6 @@ func TestTrap12WatchdogWindow(t *testing.T) {
 		}}
 	}
 	// Expired: neither a cancel, nor the deadline, nor success changes anything.
-	//
-	// Contract: J4
 	t.Run("a expired first", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})

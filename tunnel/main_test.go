@@ -1,13 +1,10 @@
 package tunnel
 
 import (
-	"flag"
 	"time"
 
 	"github.com/iop-fabric/iop/wire"
 )
-
-var update = flag.Bool("update", false, "rewrite the expected effects in testdata")
 
 // t0 is when every test begins.
 var t0 = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)

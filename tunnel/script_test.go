@@ -1,15 +1,13 @@
 package tunnel
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/iop-fabric/iop/internal/script"
 )
 
 // A script is lines of events, each followed by the effects it had, indented.
@@ -24,50 +22,7 @@ import (
 //
 // "+DURATION" before an event moves the clock on. Run with -update to rewrite.
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, want)
-			if *update {
-				if err := os.WriteFile(file, got, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if !bytes.Equal(got, want) {
-				t.Errorf("the effects differ; got:\n%s", got)
-			}
-		})
-	}
-}
-
-func play(t *testing.T, script []byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	p := &player{now: t0}
-	lines := bufio.NewScanner(bytes.NewReader(script))
-	for n := 1; lines.Scan(); n++ {
-		line := lines.Text()
-		if strings.HasPrefix(line, "\t") {
-			continue // effects, which are made anew
-		}
-		fmt.Fprintln(&out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
-		for _, effect := range p.event(t, n, words) {
-			fmt.Fprintf(&out, "\t%s\n", effect)
-		}
-	}
-	return out.Bytes()
+	script.Run(t, func() script.Event { return (&player{now: t0}).event })
 }
 
 type player struct {
@@ -76,12 +31,12 @@ type player struct {
 	recv *Receiver
 }
 
-func (p *player) event(t *testing.T, line int, words []string) []string {
+func (p *player) event(t *testing.T, words []string) []string {
 	t.Helper()
 	if d, ok := strings.CutPrefix(words[0], "+"); ok {
 		step, err := time.ParseDuration(d)
 		if err != nil {
-			t.Fatalf("line %d: %v", line, err)
+			t.Fatalf("%v: %v", words, err)
 		}
 		p.now, words = p.now.Add(step), words[1:]
 		if len(words) == 0 {
@@ -96,7 +51,7 @@ func (p *player) event(t *testing.T, line int, words []string) []string {
 		case pair && err == nil:
 			values[name] = n
 		case pair:
-			t.Fatalf("line %d: %v", line, err)
+			t.Fatalf("%v: %v", words, err)
 		default:
 			if n, err := strconv.ParseUint(w, 10, 64); err == nil && i == 0 {
 				first = n
@@ -117,12 +72,12 @@ func (p *player) event(t *testing.T, line int, words []string) []string {
 		return []string{fmt.Sprintf("ack %d credit %d%s", a.Acked, a.Credit, word(a.Resend, " resend"))}
 	}
 	if p.send != nil {
-		return p.sender(t, line, words[0], first, flags, values)
+		return p.sender(t, words[0], first, flags, values)
 	}
-	return p.receiver(t, line, words[0], first, flags, values)
+	return p.receiver(t, words[0], first, flags, values)
 }
 
-func (p *player) sender(t *testing.T, line int, verb string, first uint64, flags map[string]bool, values map[string]uint64) (out []string) {
+func (p *player) sender(t *testing.T, verb string, first uint64, flags map[string]bool, values map[string]uint64) (out []string) {
 	t.Helper()
 	var ev SendEvent
 	switch verb {
@@ -133,7 +88,7 @@ func (p *player) sender(t *testing.T, line int, verb string, first uint64, flags
 	case "deadline":
 		p.now = p.send.Deadline()
 		if p.now.IsZero() {
-			t.Fatalf("line %d: no deadline", line)
+			t.Fatal("no deadline")
 		}
 		ev = SendEvent{Kind: SendDeadline}
 		out = append(out, "at "+p.now.Sub(t0).String())
@@ -142,7 +97,7 @@ func (p *player) sender(t *testing.T, line int, verb string, first uint64, flags
 	case "stop":
 		ev = SendEvent{Kind: SendStopped}
 	default:
-		t.Fatalf("line %d: %q is no event", line, verb)
+		t.Fatalf("%q is no event", verb)
 	}
 	for _, ef := range p.send.Step(p.now, ev, nil) {
 		switch ef.Kind {
@@ -162,7 +117,7 @@ func (p *player) sender(t *testing.T, line int, verb string, first uint64, flags
 	return out
 }
 
-func (p *player) receiver(t *testing.T, line int, verb string, first uint64, flags map[string]bool, values map[string]uint64) (out []string) {
+func (p *player) receiver(t *testing.T, verb string, first uint64, flags map[string]bool, values map[string]uint64) (out []string) {
 	t.Helper()
 	var ev RecvEvent
 	switch verb {
@@ -177,7 +132,7 @@ func (p *player) receiver(t *testing.T, line int, verb string, first uint64, fla
 	case "stop":
 		ev = RecvEvent{Kind: RecvStopped}
 	default:
-		t.Fatalf("line %d: %q is no event", line, verb)
+		t.Fatalf("%q is no event", verb)
 	}
 	for _, ef := range p.recv.Step(p.now, ev, nil) {
 		switch ef.Kind {

@@ -1,17 +1,15 @@
 package pool
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-)
 
-var update = flag.Bool("update", false, "rewrite the effects in testdata")
+	"github.com/iop-fabric/iop/internal/script"
+)
 
 var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -28,72 +26,35 @@ var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 //	drain NODE GEN on|off | adopt NODE GEN ADAPTER [TARGET]... | overlay PROVIDER GEN on|off
 //	after D | deadline | stop | show | models
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no scripts", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := runScript(t, string(want))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(want) {
-				t.Errorf("effects differ; got\n%s", got)
-			}
-		})
-	}
+	script.Run(t, func() script.Event { return (&scriptRun{p: New(), now: epoch}).event })
 }
 
 type scriptRun struct {
 	p   *Pool
 	cfg Config
 	now time.Time
-	out strings.Builder
 }
 
-func runScript(t *testing.T, text string) string {
-	s := &scriptRun{p: New(), now: epoch}
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\n")
-		if strings.HasPrefix(line, "\t") {
-			continue // an effect: printed anew
-		}
-		s.out.WriteString(line + "\n")
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] == "#" {
-			continue
-		}
-		// Every event is also taken by a clone, which must behave alike.
-		clone := s.p.Clone()
-		before := s.p
-		got := s.command(t, words)
-		after := s.p
-		s.p = clone
-		if again := s.command(t, words); again != got {
-			t.Fatalf("%s: the clone differs:\n%s", line, again)
-		}
-		if string(s.p.AppendKey(nil)) != string(after.AppendKey(nil)) {
-			t.Fatalf("%s: the clone's state differs", line)
-		}
-		_ = before
-		s.p = after
-		if err := check(s.p); err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
-		s.out.WriteString(got)
+// event is also taken by a clone, which must behave alike.
+func (s *scriptRun) event(t *testing.T, words []string) []string {
+	clone := s.p.Clone()
+	got := s.command(t, words)
+	after := s.p
+	s.p = clone
+	if again := s.command(t, words); !slices.Equal(again, got) {
+		t.Fatalf("%v: the clone differs:\n%q", words, again)
 	}
-	return s.out.String()
+	if string(s.p.AppendKey(nil)) != string(after.AppendKey(nil)) {
+		t.Fatalf("%v: the clone's state differs", words)
+	}
+	s.p = after
+	if err := check(s.p); err != nil {
+		t.Fatalf("%v: %v", words, err)
+	}
+	return got
 }
 
-func (s *scriptRun) command(t *testing.T, w []string) string {
+func (s *scriptRun) command(t *testing.T, w []string) []string {
 	num := func(v string) int {
 		n, err := strconv.Atoi(v)
 		if err != nil {
@@ -135,14 +96,14 @@ func (s *scriptRun) command(t *testing.T, w []string) string {
 			Node: node, Name: name, Capacity: opt("cap"), Operations: list("ops"),
 			Fallback: has("fallback"), Disabled: has("disabled"), Held: has("held"),
 		})
-		return ""
+		return nil
 	case "provider":
 		f := strings.SplitN(w[1], "/", 3)
 		s.cfg.Providers = append(s.cfg.Providers[:len(s.cfg.Providers):len(s.cfg.Providers)], Provider{
 			ID: opts["id"], Node: f[0], Adapter: f[1], Target: f[2], Capacity: opt("cap"),
 			LongCapacity: opt("long"), Operations: list("ops"), Disabled: has("disabled"),
 		})
-		return ""
+		return nil
 	case "group":
 		g := Group{Name: w[1]}
 		for _, c := range w[2:] {
@@ -158,7 +119,7 @@ func (s *scriptRun) command(t *testing.T, w []string) string {
 			g.Candidates = append(g.Candidates, k)
 		}
 		s.cfg.Groups = append(s.cfg.Groups[:len(s.cfg.Groups):len(s.cfg.Groups)], g)
-		return ""
+		return nil
 	case "queue":
 		s.cfg.Queue = Queue{Depth: opt("depth"), Total: opt("total"), Weights: map[string]int{}}
 		if has("wait") {
@@ -169,13 +130,13 @@ func (s *scriptRun) command(t *testing.T, w []string) string {
 				s.cfg.Queue.Weights[name] = num(weight)
 			}
 		}
-		return ""
+		return nil
 	case "auto":
 		s.cfg.Auto = true
-		return ""
+		return nil
 	case "reset":
 		s.cfg = Config{}
-		return ""
+		return nil
 	case "apply":
 		ev = SetConfig(s.cfg)
 	case "enqueue":
@@ -205,17 +166,17 @@ func (s *scriptRun) command(t *testing.T, w []string) string {
 	case "after":
 		now := s.now.Add(dur(w[1]))
 		if s.p.Deadline().IsZero() || s.p.Deadline().After(now) {
-			return fmt.Sprintf("\tdeadline %s\n", s.in(s.p.Deadline()))
+			return []string{"deadline " + s.in(s.p.Deadline())}
 		}
 		return s.print(s.p.Step(now, DeadlinePassed(), nil))
 	case "stop":
 		ev = Stopping()
 	case "models":
-		var b strings.Builder
+		var out []string
 		for _, m := range s.p.Models() {
-			fmt.Fprintf(&b, "\t%s since %s\n", m.Name, s.in(m.Since))
+			out = append(out, fmt.Sprintf("%s since %s", m.Name, s.in(m.Since)))
 		}
-		return b.String()
+		return out
 	case "show":
 		return s.show()
 	default:
@@ -231,36 +192,33 @@ func (s *scriptRun) in(at time.Time) string {
 	return at.Sub(epoch).String()
 }
 
-func (s *scriptRun) print(effects []Effect) string {
-	var b strings.Builder
+func (s *scriptRun) print(effects []Effect) (out []string) {
 	for _, e := range effects {
 		switch e.Kind {
 		case Granted:
-			fmt.Fprintf(&b, "\tgranted %d: slot %d %s gen %d", e.Waiter, e.Slot.ID, e.Slot.Provider, e.Slot.Gen)
+			granted := fmt.Sprintf("granted %d: slot %d %s gen %d", e.Waiter, e.Slot.ID, e.Slot.Provider, e.Slot.Gen)
 			if e.Slot.Long {
-				b.WriteString(" long")
+				granted += " long"
 			}
-			b.WriteString("\n")
+			out = append(out, granted)
 		case Refused:
-			fmt.Fprintf(&b, "\trefused %d: %v\n", e.Waiter, e.Err)
+			out = append(out, fmt.Sprintf("refused %d: %v", e.Waiter, e.Err))
 		case EndAttempt:
-			fmt.Fprintf(&b, "\tend_attempt slot %d: %s\n", e.Slot.ID, e.Cause)
+			out = append(out, fmt.Sprintf("end_attempt slot %d: %s", e.Slot.ID, e.Cause))
 		case SlotReturned:
-			fmt.Fprintf(&b, "\treturned slot %d: %s\n", e.Slot.ID, e.How)
+			out = append(out, fmt.Sprintf("returned slot %d: %s", e.Slot.ID, e.How))
 		case CatalogChanged:
-			b.WriteString("\tcatalog_changed\n")
+			out = append(out, "catalog_changed")
 		}
 	}
-	return b.String()
+	return out
 }
 
-func (s *scriptRun) show() string {
-	var b strings.Builder
+func (s *scriptRun) show() (out []string) {
 	snap := s.p.Snapshot()
 	for _, v := range snap.Providers {
-		fmt.Fprintf(&b, "\t%s %s/%s %d/%d long %d/%d queued %d/%d of %s\n", v.ID, v.Status, v.Health,
-			v.InFlight, v.Capacity, v.LongInFlight, v.LongCapacity, v.Queued, v.LongQueued, strings.Join(v.Models, " "))
+		out = append(out, fmt.Sprintf("%s %s/%s %d/%d long %d/%d queued %d/%d of %s", v.ID, v.Status, v.Health,
+			v.InFlight, v.Capacity, v.LongInFlight, v.LongCapacity, v.Queued, v.LongQueued, strings.Join(v.Models, " ")))
 	}
-	fmt.Fprintf(&b, "\twaiting %d held %d\n", snap.Waiting, snap.Held)
-	return b.String()
+	return append(out, fmt.Sprintf("waiting %d held %d", snap.Waiting, snap.Held))
 }

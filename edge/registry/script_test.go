@@ -2,20 +2,16 @@ package registry
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/iop-fabric/iop/internal/script"
 	"github.com/iop-fabric/iop/wire"
 )
-
-var update = flag.Bool("update", false, "rewrite the effects in testdata")
 
 var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -30,75 +26,48 @@ var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 //
 // A script starts with n1 and n2 configured.
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no scripts", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := runScript(t, string(want))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(want) {
-				t.Errorf("effects differ; got\n%s", got)
-			}
-		})
-	}
+	script.Run(t, func() script.Event {
+		return (&scriptRun{r: New(Config{Nodes: []string{"n1", "n2"}}), now: epoch}).event
+	})
 }
 
-func runScript(t *testing.T, text string) string {
-	r := New(Config{Nodes: []string{"n1", "n2"}})
-	now := epoch
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\n")
-		if strings.HasPrefix(line, "\t") {
-			continue
+type scriptRun struct {
+	r   *Registry
+	now time.Time
+}
+
+// event is also taken by a clone, which must do the same.
+func (s *scriptRun) event(t *testing.T, words []string) (out []string) {
+	var ev Event
+	switch words[0] {
+	case "show":
+		for _, n := range s.r.Snapshot() {
+			out = append(out, fmt.Sprintf("%s gen %d %s connected=%v draining=%v configured=%v",
+				n.Node, n.Gen, n.State, n.Connected, n.Draining, n.Configured))
 		}
-		out.WriteString(line + "\n")
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] == "#" {
-			continue
+		return out
+	case "after":
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			t.Fatal(err)
 		}
-		if words[0] == "show" {
-			for _, s := range r.Snapshot() {
-				fmt.Fprintf(&out, "\t%s gen %d %s connected=%v draining=%v configured=%v\n",
-					s.Node, s.Gen, s.State, s.Connected, s.Draining, s.Configured)
-			}
-			continue
+		if s.now = s.now.Add(d); s.r.Deadline().IsZero() || s.r.Deadline().After(s.now) {
+			return nil
 		}
-		var ev Event
-		if words[0] == "after" {
-			d, err := time.ParseDuration(words[1])
-			if err != nil {
-				t.Fatal(err)
-			}
-			if now = now.Add(d); r.Deadline().IsZero() || r.Deadline().After(now) {
-				continue
-			}
-			ev = DeadlinePassed{}
-		} else {
-			ev = parseEvent(t, words)
-		}
-		clone := r.Clone()
-		effects := r.Step(now, ev, nil)
-		again := clone.Step(now, ev, nil)
-		if !slices.Equal(effects, again) || string(r.AppendKey(nil)) != string(clone.AppendKey(nil)) {
-			t.Fatalf("%s: a clone does otherwise: %v", line, again)
-		}
-		for _, e := range effects {
-			fmt.Fprintf(&out, "\t%s\n", printEffect(e))
-		}
+		ev = DeadlinePassed{}
+	default:
+		ev = parseEvent(t, words)
 	}
-	return out.String()
+	clone := s.r.Clone()
+	effects := s.r.Step(s.now, ev, nil)
+	again := clone.Step(s.now, ev, nil)
+	if !slices.Equal(effects, again) || string(s.r.AppendKey(nil)) != string(clone.AppendKey(nil)) {
+		t.Fatalf("%v: a clone does otherwise: %v", words, again)
+	}
+	for _, e := range effects {
+		out = append(out, printEffect(e))
+	}
+	return out
 }
 
 func parseEvent(t *testing.T, w []string) Event {

@@ -1,19 +1,15 @@
 package session
 
 import (
-	"bufio"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-)
 
-var update = flag.Bool("update", false, "rewrite testdata")
+	"github.com/iop-fabric/iop/internal/script"
+)
 
 var kinds = map[string]Kind{
 	"start": Started, "connected": Connected, "dial-failed": DialFailed, "local-fault": LocalFault,
@@ -29,81 +25,50 @@ var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 // effects and the state it leads to. "policy" begins anew, "+5s" lets time pass,
 // "due" waits for the core's deadline first.
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := replay(string(data))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(data) {
-				t.Errorf("the core does otherwise; if that is meant, run with -update\n--- got\n%s", got)
-			}
-		})
-	}
+	script.Run(t, func() script.Event { return (&scriptRun{}).event })
 }
 
-func replay(script string) (string, error) {
-	var out strings.Builder
-	var c *Core
-	now := epoch
-	lines := bufio.NewScanner(strings.NewReader(script))
-	for lines.Scan() {
-		line := lines.Text()
-		if strings.HasPrefix(line, "    ") {
-			continue // the last run's output
-		}
-		fmt.Fprintln(&out, line)
-		if line == "" || line[0] == '#' {
-			continue
-		}
-		words := strings.Fields(line)
-		if words[0] == "policy" {
-			p, err := parsePolicy(words[1:])
-			if err != nil {
-				return "", err
-			}
-			c, now = New(Config{Policy: p}), epoch
-			continue
-		}
-		if d, ok := strings.CutPrefix(words[0], "+"); ok {
-			pass, err := time.ParseDuration(d)
-			if err != nil {
-				return "", err
-			}
-			now = now.Add(pass)
-			words = words[1:]
-		}
-		ev, err := parseEvent(words, c)
-		if err != nil {
-			return "", fmt.Errorf("%q: %w", line, err)
-		}
-		if ev.Kind == DeadlinePassed && c.Deadline().After(now) {
-			now = c.Deadline()
-		}
-		for _, ef := range c.Step(now, ev, nil) {
-			fmt.Fprintf(&out, "    %s\n", show(ef))
-		}
-		at := "never"
-		if d := c.Deadline(); !d.IsZero() {
-			at = "+" + d.Sub(now).String()
-		}
-		fmt.Fprintf(&out, "    [%s gen=%d attempts=%d due=%s]\n", c.State(), c.Generation(), c.Attempts(), at)
+type scriptRun struct {
+	c   *Core
+	now time.Time
+}
+
+func (s *scriptRun) event(t *testing.T, words []string) []string {
+	out, err := s.replay(words)
+	if err != nil {
+		t.Fatalf("%v: %v", words, err)
 	}
-	return out.String(), nil
+	return out
+}
+
+func (s *scriptRun) replay(words []string) (out []string, err error) {
+	if words[0] == "policy" {
+		p, err := parsePolicy(words[1:])
+		s.c, s.now = New(Config{Policy: p}), epoch
+		return nil, err
+	}
+	if d, ok := strings.CutPrefix(words[0], "+"); ok {
+		pass, err := time.ParseDuration(d)
+		if err != nil {
+			return nil, err
+		}
+		s.now, words = s.now.Add(pass), words[1:]
+	}
+	ev, err := parseEvent(words, s.c)
+	if err != nil {
+		return nil, err
+	}
+	if ev.Kind == DeadlinePassed && s.c.Deadline().After(s.now) {
+		s.now = s.c.Deadline()
+	}
+	for _, ef := range s.c.Step(s.now, ev, nil) {
+		out = append(out, show(ef))
+	}
+	at := "never"
+	if d := s.c.Deadline(); !d.IsZero() {
+		at = "+" + d.Sub(s.now).String()
+	}
+	return append(out, fmt.Sprintf("[%s gen=%d attempts=%d due=%s]", s.c.State(), s.c.Generation(), s.c.Attempts(), at)), nil
 }
 
 func show(ef Effect) string {

@@ -35,6 +35,7 @@ var table = []layer{
 	{pkg: "internal/secret"},
 	{pkg: "internal/identity", may: []string{"wire", "wire/iopv1", "internal/secret"}},
 	{pkg: "internal/fakeprovider"},
+	{pkg: "internal/script"},
 	{pkg: "subjects", may: leaves},
 	{pkg: "tunnel", may: leaves, core: true},
 	{pkg: "lease", may: leaves, core: true},
