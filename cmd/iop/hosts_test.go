@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -247,20 +246,6 @@ func hostsFolder(t *testing.T) (dir, ip string) {
 
 func config(dir, folder string) string { return filepath.Join(dir, folder, folder+".yaml") }
 
-func health(t *testing.T, url string) (int, string) {
-	t.Helper()
-	resp, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(b)
-}
-
 // The commands over the files of init, in one process each; health tells what is
 // lacking; every one exits 0 when it is told to stop.
 //
@@ -269,7 +254,7 @@ func TestProcesses(t *testing.T) {
 	dir, ip := hostsFolder(t)
 	t.Setenv("IOP_NODE_ADMIN_LISTEN", "127.0.0.1:0")
 	node, stopNode := background(t, "node", "--config", config(dir, "node-a"))
-	if code, text := health(t, node.AdminURL+"/readyz"); code != 503 || !strings.Contains(text, "the session is") {
+	if code, text := get(t, node.AdminURL+"/readyz", ""); code != 503 || !strings.Contains(text, "the session is") {
 		t.Errorf("a node without a broker: %d %s", code, text)
 	}
 	if code, _, errs := ended(t, "healthcheck", node.AdminURL+"/readyz"); code != exitFailed || !strings.Contains(errs, "503") {
@@ -286,10 +271,10 @@ func TestProcesses(t *testing.T) {
 	if broker.BrokerURL != "tls://"+ip+":4222" || broker.Name != "broker-1" {
 		t.Errorf("%+v", broker)
 	}
-	if code, text := health(t, broker.AdminURL+"/readyz"); code != 200 {
+	if code, text := get(t, broker.AdminURL+"/readyz", ""); code != 200 {
 		t.Errorf("broker: %d %s", code, text)
 	}
-	if code, text := health(t, broker.AdminURL+"/metrics"); code != 200 || !strings.Contains(text, "iop_broker_sessions") || !strings.Contains(text, "go_goroutines") {
+	if code, text := get(t, broker.AdminURL+"/metrics", ""); code != 200 || !strings.Contains(text, "iop_broker_sessions") || !strings.Contains(text, "go_goroutines") {
 		t.Errorf("broker: %d %s", code, text)
 	}
 
@@ -298,8 +283,8 @@ func TestProcesses(t *testing.T) {
 	edge, stopEdge := background(t, "edge", "--config", config(dir, "edge"))
 	os.Unsetenv("IOP_EDGE_LISTEN")
 	os.Unsetenv("IOP_EDGE_ADMIN_LISTEN")
-	await(t, func() bool { code, _ := health(t, node.AdminURL+"/readyz"); return code == 200 })
-	await(t, func() bool { code, _ := health(t, edge.AdminURL+"/readyz"); return code == 200 })
+	await(t, func() bool { code, _ := get(t, node.AdminURL+"/readyz", ""); return code == 200 })
+	await(t, func() bool { code, _ := get(t, edge.AdminURL+"/readyz", ""); return code == 200 })
 
 	// A second process of the same address says so and leaves the first alone.
 	if code, _, errs := ended(t, "broker", "--config", config(dir, "broker-1")); code != exitFailed || !strings.Contains(errs, ip+":4222") && !strings.Contains(errs, "store") {

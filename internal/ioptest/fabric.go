@@ -185,15 +185,7 @@ func (f *Fabric) Wait(ch <-chan struct{}, what string) {
 // WaitNode waits until the node's session is ready.
 func (f *Fabric) WaitNode(name string) uint64 {
 	f.t.Helper()
-	var gen uint64
-	f.Log.Await(f.t, func(line string) bool {
-		g, ok := attr(line, "node.connected", name, "generation")
-		if ok {
-			gen = g
-		}
-		return ok
-	})
-	return gen
+	return f.Log.AwaitSession(f.t, name, 0)
 }
 
 // Request makes a caller's request.
@@ -373,16 +365,28 @@ func (b *LogBuffer) AwaitEvent(t testing.TB, event string, words ...string) {
 	})
 }
 
+// AwaitSession waits until the Edge has a session of the node that is newer than
+// generation after, and returns its generation.
+func (b *LogBuffer) AwaitSession(t testing.TB, node string, after uint64) (gen uint64) {
+	t.Helper()
+	b.Await(t, func(line string) bool {
+		gen, _ = generation(line, "node.connected", node)
+		return gen > after
+	})
+	return gen
+}
+
 // Count counts the lines of an event.
 func (b *LogBuffer) Count(event string) int {
 	return strings.Count(b.String(), "msg="+event+" ")
 }
 
-func attr(line, event, node, key string) (uint64, bool) {
+// generation reads the generation from a log line of the event about a node.
+func generation(line, event, node string) (uint64, bool) {
 	if !strings.Contains(line, "msg="+event+" ") || !strings.Contains(line, "node="+node+" ") {
 		return 0, false
 	}
-	_, rest, ok := strings.Cut(line, " "+key+"=")
+	_, rest, ok := strings.Cut(line, " generation=")
 	if !ok {
 		return 0, false
 	}

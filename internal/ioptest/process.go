@@ -85,11 +85,6 @@ func (f *Fabric) SpawnNodeProcess(name string) *os.Process {
 	return cmd.Process
 }
 
-// Generation reads the generation from a log line of the event about a node.
-func Generation(line, event, node string) (uint64, bool) {
-	return attr(line, event, node, "generation")
-}
-
 // IgnoredGoroutines are those that libraries leave behind after a stop.
 func IgnoredGoroutines() []goleak.Option {
 	return []goleak.Option{

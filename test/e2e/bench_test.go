@@ -41,15 +41,9 @@ func benchCalls(b *testing.B, f *ioptest.Fabric, body string, parallel int) {
 	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			resp, err := f.Client.Do(f.Request(b.Context(), http.MethodPost, "/v1/chat/completions", body))
-			if err != nil {
+			if err := succeeds(b.Context(), f, body); err != nil {
 				b.Error(err)
 				return
-			}
-			io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			if resp.StatusCode != 200 {
-				b.Errorf("status %d", resp.StatusCode)
 			}
 		}
 	})

@@ -161,15 +161,8 @@ func TestTrap14SlotBeforeTerminal(t *testing.T) {
 		go func() {
 			defer func() { done <- struct{}{} }()
 			for range work {
-				resp, err := f.Client.Do(f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", ioptest.Chat(false)))
-				if err != nil {
+				if err := succeeds(t.Context(), f, ioptest.Chat(false)); err != nil {
 					t.Error(err)
-					return
-				}
-				io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-				if resp.StatusCode != 200 {
-					t.Errorf("status %d", resp.StatusCode)
 				}
 			}
 		}()

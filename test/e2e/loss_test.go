@@ -31,10 +31,7 @@ func TestNodeConnectionLost(t *testing.T) {
 	}
 	f.Wait(r.Gone, "the provider's call to be ended")
 	f.Log.AwaitEvent(t, "node.disconnected", "node=here")
-	f.Log.Await(t, func(line string) bool {
-		gen, ok := ioptest.Generation(line, "node.connected", "here")
-		return ok && gen > before
-	})
+	f.Log.AwaitSession(t, "here", before)
 	f.Provider.Next(fakeprovider.JSON(200, `{"back":1}`)...)
 	if resp, got := f.Do(f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", ioptest.Chat(false))); resp.StatusCode != 200 || got != `{"back":1}` {
 		t.Fatalf("after it came back: %d %s", resp.StatusCode, got)
@@ -96,10 +93,7 @@ func TestHungLink(t *testing.T) {
 		t.Fatalf("the stream ended as %q", rest)
 	}
 	f.Proxy.Release()
-	f.Log.Await(t, func(line string) bool {
-		gen, ok := ioptest.Generation(line, "node.connected", "here")
-		return ok && gen > before
-	})
+	f.Log.AwaitSession(t, "here", before)
 }
 
 // A Node process is killed: its streams end with one terminal each, at once.

@@ -44,6 +44,23 @@ func open(t *testing.T, f *ioptest.Fabric, ctx context.Context, body string) *ht
 	return resp
 }
 
+// succeeds makes a call that must succeed, from any goroutine, and reads its answer
+// to the end.
+func succeeds(ctx context.Context, f *ioptest.Fabric, body string) error {
+	resp, err := f.Client.Do(f.Request(ctx, http.MethodPost, "/v1/chat/completions", body))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return nil
+}
+
 // readUntil reads until what was read ends with want.
 func readUntil(t testing.TB, r io.Reader, want string) string {
 	t.Helper()

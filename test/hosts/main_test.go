@@ -210,15 +210,7 @@ func (p *process) stop() {
 // returns its generation.
 func (p *process) connected(node string, after uint64) uint64 {
 	p.t.Helper()
-	var gen uint64
-	p.log.Await(p.t, func(line string) bool {
-		g, ok := ioptest.Generation(line, "node.connected", node)
-		if ok = ok && g > after; ok {
-			gen = g
-		}
-		return ok
-	})
-	return gen
+	return p.log.AwaitSession(p.t, node, after)
 }
 
 func (f *fabric) call(ctx context.Context, model string, stream bool) (*http.Response, error) {

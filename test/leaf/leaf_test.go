@@ -320,10 +320,7 @@ func TestLinkGoneForLong(t *testing.T) {
 	s.Log.AwaitEvent(t, "leaf.cut")
 	s.link.Refuse(false)
 	back := time.Now()
-	s.Log.Await(t, func(line string) bool {
-		gen, ok := ioptest.Generation(line, "node.connected", "site")
-		return ok && gen > s.gen
-	})
+	s.Log.AwaitSession(t, "site", s.gen)
 	t.Logf("the Node was back %v after the link", time.Since(back))
 	if a := s.read(t, s.open(t, behind, "after", 3)); a.got != whole("after", 3) {
 		t.Errorf("after it: %q %v", a.got, a.err)
