@@ -247,6 +247,27 @@ func TestLiveAtALeaf(t *testing.T) {
 	}
 }
 
+// A session that is revoked before its agent has said that it stands is told so
+// each time, and nothing else.
+// Contract: B3 B8 Y3
+func TestLiveRevokedAtALeaf(t *testing.T) {
+	now := time.Unix(1000, 0)
+	l := newLive(5 * time.Second)
+	s := atNode("n1", 1)
+	l.LeafBeat(leafID("edge1", "l1"), "server1")
+	l.Admitted(now, s, "i1")
+	l.AtLeaf(s, "l1", "server1")
+	for what, out := range map[string][]effect{
+		"at once":          l.MemberChanged(nodeID(s), true),
+		"when it appears":  l.LeafOpened(now, s, "l1", "i1"),
+		"when it is heard": l.Insist(now, s),
+	} {
+		if len(out) != 1 || out[0].kind != evict || out[0].session != s || out[0].reason != string(refusedRevoked) {
+			t.Errorf("%s: %+v", what, out)
+		}
+	}
+}
+
 // A leaf that begins anew, is revoked or falls silent takes its sessions with it,
 // and no other's.
 // Contract: Y3 B8

@@ -115,9 +115,5 @@ func (l *live) Insist(now time.Time, s subjects.Session) []effect {
 		return nil
 	}
 	session.told = now
-	reason := reasonSuperseded
-	if s.Gen == n.highest {
-		reason = string(refusedRevoked)
-	}
-	return []effect{{kind: evict, session: s, conn: session.conn, leaf: session.leaf, reason: reason}}
+	return []effect{{kind: evict, session: s, conn: session.conn, leaf: session.leaf, reason: n.whyEvicted(s.Gen)}}
 }

@@ -155,6 +155,14 @@ func (l *live) supersede(n *liveNode, of subjects.Session) (out []effect) {
 	return out
 }
 
+// whyEvicted: nothing but a revocation evicts a node's newest session.
+func (n *liveNode) whyEvicted(gen uint64) string {
+	if gen == n.highest {
+		return string(refusedRevoked)
+	}
+	return reasonSuperseded
+}
+
 // Connected is the server's word that a session's connection stands. One that
 // comes late, under a lower generation or after its revocation, must go.
 func (l *live) Connected(now time.Time, s subjects.Session, conn connID, instance string) []effect {
@@ -174,7 +182,7 @@ func (l *live) Connected(now time.Time, s subjects.Session, conn connID, instanc
 	out := l.supersede(n, s)
 	switch {
 	case late:
-		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: reasonSuperseded})
+		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: n.whyEvicted(s.Gen)})
 	case !session.evicted && l.revoked[id]:
 		session.evicted = true
 		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: string(refusedRevoked)})
