@@ -34,7 +34,7 @@ func poolConfig(cfg *configs.Edge) pool.Config {
 		for _, p := range n.Providers {
 			out.Providers = append(out.Providers, pool.Provider{
 				ID: providerID(n.Name, p), Node: n.Name, Adapter: p.Adapter, Target: p.Target,
-				Capacity: p.Capacity, LongCapacity: p.LongCapacity, StallTimeout: p.StallTimeout, Disabled: p.Disabled,
+				Capacity: p.Capacity, LongCapacity: p.LongCapacity, LongThreshold: int64(p.LongThreshold), StallTimeout: p.StallTimeout, Disabled: p.Disabled,
 			})
 		}
 	}

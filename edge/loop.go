@@ -357,7 +357,7 @@ func refusal(err error) string {
 func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, error) {
 	w := &waiter{answer: make(chan answer, 1), request: pool.Request{
 		Waiter: pool.WaiterID(l.nextID.Add(1)), Model: want.Model, Principal: want.Principal,
-		Operation: want.Operation, Long: want.Long, MaxWait: want.MaxWait, Avoid: want.Avoid,
+		Operation: want.Operation, MaxWait: want.MaxWait, Avoid: want.Avoid,
 	}}
 	l.in.put(item{isPool: true, waiter: w, pool: pool.Enqueue(&w.request)}, false)
 	select {

@@ -54,7 +54,12 @@ func (v *provider) live() bool {
 // has one (I1).
 func (v *provider) free(long bool) bool {
 	return v.places.used < v.Capacity && v.adapter.places.used < v.adapter.Capacity &&
-		(!long || v.LongCapacity == 0 || v.places.long < v.LongCapacity) && v.live()
+		(!long || v.places.long < v.LongCapacity) && v.live()
+}
+
+// isLong: a request of that length needs a long-context place here.
+func (v *provider) isLong(tokens int64) bool {
+	return v.LongCapacity > 0 && v.LongThreshold > 0 && tokens >= v.LongThreshold
 }
 
 // can: it is able to do the operation.
@@ -66,9 +71,10 @@ func (v *provider) can(op string) bool {
 type group struct {
 	name       string
 	offered    bool
-	candidates []candidate // best priority first
-	byOp       map[string]classPair
-	otherOps   classPair // for an operation that no candidate names
+	candidates []candidate         // best priority first
+	thresholds []int64             // of its candidates, ascending: between two, all lengths are alike
+	byOp       map[string][]*class // one for each length
+	otherOps   []*class            // for an operation that no candidate names
 
 	// The queue; see queue.go.
 	classes map[classKey]*class
@@ -104,7 +110,7 @@ func (p *Pool) rebuild(now time.Time) {
 			g = &group{name: w.model, classes: map[classKey]*class{}, lines: map[string]*line{}}
 			p.groups[w.model] = g
 		}
-		p.insert(g, g.class(w.operation, w.long, w.avoid), w)
+		p.insert(g, g.class(w.operation, w.tokens, w.avoid), w)
 	}
 }
 

@@ -32,15 +32,18 @@ type Adapter struct {
 
 // Provider is a catalogue entry: a target behind an adapter of a node.
 type Provider struct {
-	ID           string // unique in the Edge; empty: TargetID
-	Node         string
-	Adapter      string
-	Target       string
-	Capacity     int      // 0: the adapter's
-	LongCapacity int      // places for long requests among them; 0: no distinction
-	Operations   []string // what it can do; empty: the adapter's
-	StallTimeout time.Duration
-	Disabled     bool
+	ID       string // unique in the Edge; empty: TargetID
+	Node     string
+	Adapter  string
+	Target   string
+	Capacity int // 0: the adapter's
+	// LongCapacity is how many of the places long requests may have: those of
+	// LongThreshold estimated prompt tokens or more. 0, either: no distinction.
+	LongCapacity  int
+	LongThreshold int64
+	Operations    []string // what it can do; empty: the adapter's
+	StallTimeout  time.Duration
+	Disabled      bool
 }
 
 // TargetID is the id of a provider that has no other.

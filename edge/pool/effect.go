@@ -7,7 +7,7 @@ type EffectKind uint8
 
 // The effects, with the fields they fill.
 const (
-	// Granted: Waiter has Slot; also StallTimeout, Waited.
+	// Granted: Waiter has Slot; also StallTimeout, Waited, Others.
 	Granted EffectKind = iota + 1
 	// Refused: Waiter gets Err, a sentinel of this package; also Waited.
 	Refused
@@ -33,6 +33,7 @@ type Effect struct {
 	Slot         Slot
 	StallTimeout time.Duration // the provider's (W1)
 	Waited       time.Duration
+	Others       int // candidates beside the slot's that are live now
 	Err          error
 	Cause        string
 }

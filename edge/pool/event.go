@@ -12,8 +12,13 @@ type Request struct {
 	Model     string
 	Principal string
 	Operation string
-	Long      bool          // it needs a long-context place too (Q2)
-	MaxWait   time.Duration // 0, or more than Queue.Wait: Queue.Wait
+	// PromptTokens is the estimated length of its prompt: where it reaches a
+	// provider's LongThreshold, it needs a long-context place there too (Q2).
+	PromptTokens int64
+	// Affinity tells requests apart that profit from the same provider, such as
+	// those of one conversation; 0: it does not matter (Q1).
+	Affinity uint64
+	MaxWait  time.Duration // 0, or more than Queue.Wait: Queue.Wait
 	// Avoid names providers an earlier attempt failed on: they are no candidates
 	// of this request. The pool does not keep or change the slice.
 	Avoid []string

@@ -17,6 +17,7 @@ func (p *Pool) Clone() *Pool {
 	for name, n := range p.nodes {
 		c.nodes[name] = &node{gen: n.gen, seen: n.seen, drain: n.drain, drained: n.drained}
 	}
+	c.affinity = p.affinity.clone()
 	for key, n := range p.adapterPlaces {
 		m := *n
 		c.adapterPlaces[key] = &m
@@ -98,11 +99,16 @@ func (p *Pool) AppendKey(b []byte) []byte {
 		k.num(o.gen)
 	}
 	k.mark()
+	p.affinity.each(func(key uint64, provider string) {
+		k.num(key)
+		k.strings(provider)
+	})
+	k.mark()
 	for _, w := range p.waitersByArrival() {
 		k.num(uint64(w.id))
 		k.strings(w.model, w.principal, w.operation)
 		k.list(w.avoid)
-		k.bool(w.long)
+		k.num(uint64(w.tokens), w.affinity)
 		k.time(w.since)
 		k.time(w.deadline)
 		k.tick(w.entry.turn)
@@ -196,7 +202,7 @@ func (k *keyer) config(c *Config) {
 	k.mark()
 	for _, v := range c.Providers {
 		k.strings(v.ID, v.Node, v.Adapter, v.Target)
-		k.num(uint64(v.Capacity), uint64(v.LongCapacity), uint64(v.StallTimeout))
+		k.num(uint64(v.Capacity), uint64(v.LongCapacity), uint64(v.LongThreshold), uint64(v.StallTimeout))
 		k.list(v.Operations)
 		k.bool(v.Disabled)
 	}

@@ -26,6 +26,7 @@ type model struct {
 	queue    []*Request
 	until    map[WaiterID]time.Time
 	returned map[uint64]bool
+	served   map[uint64]string // by affinity
 }
 
 func (m *model) provider(id string) *Provider {
@@ -87,7 +88,13 @@ func (m *model) load(id string) (used, long int) {
 	return used, long
 }
 
-func (m *model) free(id string, long bool) bool {
+// long: a request of that length is long there.
+func (m *model) long(id string, tokens int64) bool {
+	v := m.provider(id)
+	return v.LongCapacity > 0 && v.LongThreshold > 0 && tokens >= v.LongThreshold
+}
+
+func (m *model) free(id string, tokens int64) bool {
 	if !m.live(id) {
 		return false
 	}
@@ -100,7 +107,7 @@ func (m *model) free(id string, long bool) bool {
 	}
 	used, longs := m.load(id)
 	return used < v.Capacity && behind < m.adapterOf(v).Capacity &&
-		(!long || v.LongCapacity == 0 || longs < v.LongCapacity)
+		(!m.long(id, tokens) || longs < v.LongCapacity)
 }
 
 func (m *model) find(id WaiterID) int {
@@ -117,7 +124,7 @@ func (m *model) enqueue(r *Request) error {
 		return ErrUnsupported
 	}
 	candidates := m.eligible(r)
-	if slices.ContainsFunc(candidates, func(c Candidate) bool { return m.free(c.Provider, r.Long) }) {
+	if slices.ContainsFunc(candidates, func(c Candidate) bool { return m.free(c.Provider, r.PromptTokens) }) {
 		return nil
 	}
 	if !slices.ContainsFunc(candidates, func(c Candidate) bool { return !m.provider(c.Provider).Disabled }) {
@@ -149,19 +156,23 @@ func (m *model) granted(e Effect) error {
 	}
 	got, v := candidates[at], m.provider(s.Provider)
 	if s.Node != v.Node || s.Adapter != v.Adapter || s.Target != v.Target || s.Gen != m.gen[v.Node] ||
-		s.Long != (r.Long && v.LongCapacity > 0) || e.StallTimeout != v.StallTimeout {
+		s.Long != m.long(v.ID, r.PromptTokens) || e.StallTimeout != v.StallTimeout {
 		return fmt.Errorf("I5: slot %+v of %+v under %d", s, *v, m.gen[v.Node])
 	}
-	if !m.free(s.Provider, r.Long) {
+	if !m.free(s.Provider, r.PromptTokens) {
 		return fmt.Errorf("I1, I8: no place at %s for %d", s.Provider, e.Waiter)
 	}
 	used, _ := m.load(s.Provider)
 	for _, c := range candidates {
-		if !m.free(c.Provider, r.Long) {
+		if !m.free(c.Provider, r.PromptTokens) {
 			continue
 		}
 		other, _ := m.load(c.Provider)
-		if c.Priority < got.Priority || (c.Priority == got.Priority && other*got.Weight < used*c.Weight) {
+		if c.Priority < got.Priority {
+			return fmt.Errorf("Q1: %s comes before %s", c.Provider, s.Provider)
+		}
+		if prefers := m.served[r.Affinity]; c.Priority == got.Priority && prefers != s.Provider &&
+			(prefers == c.Provider || other*got.Weight < used*c.Weight) {
 			return fmt.Errorf("Q1: %s is better than %s", c.Provider, s.Provider)
 		}
 	}
@@ -170,13 +181,25 @@ func (m *model) granted(e Effect) error {
 			continue
 		}
 		for _, c := range m.eligible(o) {
-			if c.Provider == s.Provider && m.free(c.Provider, o.Long) {
+			if c.Provider == s.Provider && m.free(c.Provider, o.PromptTokens) {
 				return fmt.Errorf("I4: %d goes before %d", r.Waiter, o.Waiter)
 			}
 		}
 	}
 	if m.slots[s.ID].ID != 0 || m.returned[s.ID] || s.ID == 0 {
 		return fmt.Errorf("slot id %d is used twice", s.ID)
+	}
+	others := 0
+	for _, c := range candidates {
+		if c.Provider != s.Provider && m.live(c.Provider) {
+			others++
+		}
+	}
+	if e.Others != others {
+		return fmt.Errorf("%d others are live, not %d", others, e.Others)
+	}
+	if r.Affinity != 0 {
+		m.served[r.Affinity] = s.Provider
 	}
 	m.queue = slices.Delete(m.queue, i, i+1)
 	m.slots[s.ID] = s
@@ -199,12 +222,12 @@ func (m *model) after(p *Pool) error {
 	queued, longQueued := map[string]int{}, map[string]int{}
 	for _, r := range m.queue {
 		for _, c := range m.eligible(r) {
-			if m.free(c.Provider, r.Long) {
+			if m.free(c.Provider, r.PromptTokens) {
 				return fmt.Errorf("I3: %d waits though %s is free", r.Waiter, c.Provider)
 			}
 			if m.live(c.Provider) {
 				queued[c.Provider]++
-				if r.Long {
+				if m.long(c.Provider, r.PromptTokens) {
 					longQueued[c.Provider]++
 				}
 			}
@@ -299,8 +322,8 @@ func drawConfig(t *rapid.T) Config {
 			v := Provider{
 				ID: TargetID(n, "a", target), Node: n, Adapter: "a", Target: target,
 				Capacity:     rapid.IntRange(1, 3).Draw(t, "capacity"),
-				LongCapacity: rapid.IntRange(0, 1).Draw(t, "long"),
-				Disabled:     rapid.IntRange(0, 9).Draw(t, "disabled") == 0,
+				LongCapacity: rapid.IntRange(0, 1).Draw(t, "long"), LongThreshold: rapid.Int64Range(0, 3).Draw(t, "threshold"),
+				Disabled: rapid.IntRange(0, 9).Draw(t, "disabled") == 0,
 			}
 			if op := rapid.SampledFrom([]string{"", "", "chat", "embed"}).Draw(t, "op"); op != "" {
 				v.Operations = []string{op}
@@ -331,7 +354,7 @@ func TestAgainstModel(t *testing.T) {
 		p := New()
 		m := &model{
 			now: epoch, gen: map[string]uint64{}, seen: map[string]uint64{}, draining: map[string]bool{},
-			overlaid: map[string]bool{}, slots: map[uint64]Slot{}, until: map[WaiterID]time.Time{}, returned: map[uint64]bool{},
+			overlaid: map[string]bool{}, slots: map[uint64]Slot{}, until: map[WaiterID]time.Time{}, returned: map[uint64]bool{}, served: map[uint64]string{},
 		}
 		m.cfg = drawConfig(t)
 		m.step(t, p, SetConfig(m.cfg), nil, nil, "")
@@ -342,10 +365,11 @@ func TestAgainstModel(t *testing.T) {
 				lastID++
 				r := &Request{
 					Waiter: lastID, Model: rapid.SampledFrom(testModels).Draw(t, "model"),
-					Principal: rapid.SampledFrom(testPrincipals).Draw(t, "principal"),
-					Operation: rapid.SampledFrom(testOperations).Draw(t, "operation"),
-					Long:      rapid.Bool().Draw(t, "long"),
-					MaxWait:   time.Duration(rapid.IntRange(0, 12).Draw(t, "wait")) * time.Second,
+					Principal:    rapid.SampledFrom(testPrincipals).Draw(t, "principal"),
+					Operation:    rapid.SampledFrom(testOperations).Draw(t, "operation"),
+					PromptTokens: rapid.Int64Range(0, 4).Draw(t, "tokens"),
+					Affinity:     rapid.Uint64Range(0, 3).Draw(t, "affinity"),
+					MaxWait:      time.Duration(rapid.IntRange(0, 12).Draw(t, "wait")) * time.Second,
 				}
 				if rapid.IntRange(0, 3).Draw(t, "avoids") == 0 {
 					r.Avoid = []string{rapid.SampledFrom(m.cfg.Providers).Draw(t, "avoid").ID}
@@ -505,7 +529,7 @@ func starve(t *testing.T, seed int) {
 	}
 	m := &model{
 		cfg: cfg, gen: map[string]uint64{}, draining: map[string]bool{}, overlaid: map[string]bool{},
-		slots: map[uint64]Slot{}, returned: map[uint64]bool{},
+		slots: map[uint64]Slot{}, returned: map[uint64]bool{}, served: map[uint64]string{},
 	}
 	p := New()
 	p.Step(epoch, SetConfig(cfg), nil)
@@ -515,8 +539,8 @@ func starve(t *testing.T, seed int) {
 	}
 	// Of its line at most depth requests are served before it and with it, and each
 	// time all entries may come first: both models in turn, each with three
-	// principals (one of weight 2: four turns) in four classes.
-	const bound = depth * 2 * 4 * 4
+	// principals (one of weight 2: four turns) in up to eight classes (two operations, four lengths).
+	const bound = depth * 2 * 4 * 8
 	passed := map[WaiterID]int{}
 	follow := func(out []Effect) {
 		for _, e := range out {
@@ -524,7 +548,7 @@ func starve(t *testing.T, seed int) {
 			case Granted:
 				for _, o := range m.queue {
 					ok := slices.ContainsFunc(m.eligible(o), func(c Candidate) bool { return c.Provider == e.Slot.Provider })
-					if o.Waiter == e.Waiter || !ok || !m.free(e.Slot.Provider, o.Long) {
+					if o.Waiter == e.Waiter || !ok || !m.free(e.Slot.Provider, o.PromptTokens) {
 						continue
 					}
 					if passed[o.Waiter]++; passed[o.Waiter] > bound {
@@ -550,7 +574,7 @@ func starve(t *testing.T, seed int) {
 			last++
 			r := &Request{
 				Waiter: last, Model: testModels[rnd.IntN(2)], Principal: testPrincipals[rnd.IntN(3)],
-				Operation: testOperations[rnd.IntN(2)], Long: rnd.IntN(2) == 0,
+				Operation: testOperations[rnd.IntN(2)], PromptTokens: int64(rnd.IntN(4)),
 			}
 			m.queue = append(m.queue, r)
 			follow(p.Step(epoch, Enqueue(r), nil))

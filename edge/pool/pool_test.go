@@ -116,7 +116,7 @@ func TestShortRequestsDoNotStarveLongOnes(t *testing.T) {
 	p := New()
 	p.Step(epoch, SetConfig(Config{
 		Adapters:  []Adapter{{Node: "n1", Name: "a", Capacity: 2}},
-		Providers: []Provider{{Node: "n1", Adapter: "a", Target: "m", LongCapacity: 1}},
+		Providers: []Provider{{Node: "n1", Adapter: "a", Target: "m", LongCapacity: 1, LongThreshold: 100}},
 		Groups:    []Group{{Name: "m", Candidates: []Candidate{{Provider: "n1/a/m"}}}},
 	}), nil)
 	p.Step(epoch, Activate("n1", 1), nil)
@@ -131,19 +131,19 @@ func TestShortRequestsDoNotStarveLongOnes(t *testing.T) {
 		}
 		return long
 	}
-	add := func(principal string, long bool) bool {
+	add := func(principal string, tokens int64) bool {
 		id++
-		return follow(p.Step(epoch, Enqueue(&Request{Waiter: id, Model: "m", Principal: principal, Long: long}), nil))
+		return follow(p.Step(epoch, Enqueue(&Request{Waiter: id, Model: "m", Principal: principal, PromptTokens: tokens}), nil))
 	}
-	add("short", false)
-	add("short", false)
+	add("short", 0)
+	add("short", 0)
 	for range 5 {
-		add("short", false)
-		add("long", true)
+		add("short", 0)
+		add("long", 100)
 	}
 	longs := 0
 	for range 40 {
-		add("short", false)
+		add("short", 0)
 		s := busy[0]
 		busy = busy[1:]
 		if follow(p.Step(epoch, ReturnSlot(s.ID, ByTerminal), nil)) {

@@ -15,30 +15,31 @@ import (
 //	      |                              P2: w2            line of P2: entry in A
 //	      +-- class B: entries by turn   P1: w3 w9
 
-// classKey tells classes of a group apart: the set of candidates, one byte each.
-type classKey struct {
-	set  string
-	long bool
-}
+// classKey tells classes of a group apart: what each of its candidates is to the
+// request, one byte each.
+type classKey string
+
+const (
+	notOne   = iota // no candidate
+	shortOne        // a candidate that sees no long request in it
+	longOne         // a candidate where it needs a long-context place too
+)
 
 type class struct {
 	group      *group
 	key        classKey
-	candidates []candidate // of the group's, in its order
-	long       bool
+	candidates []classCandidate // of the group's, in its order
 	waiting    int
 	turns      turnHeap
 }
 
-// classPair is the class of an operation for short and for long requests.
-type classPair [2]*class
-
-func (p classPair) of(long bool) *class {
-	if long {
-		return p[1]
-	}
-	return p[0]
+// classCandidate is a candidate as a class sees it.
+type classCandidate struct {
+	candidate
+	long bool // the requests of the class need a long-context place there
 }
+
+func (k *classCandidate) hasPlace() bool { return k.free(k.long) }
 
 type line struct {
 	principal string
@@ -61,7 +62,8 @@ type waiter struct {
 	model      string
 	operation  string
 	principal  string
-	long       bool
+	tokens     int64
+	affinity   uint64
 	avoid      []string
 	since      time.Time
 	deadline   time.Time
@@ -73,53 +75,74 @@ type waiter struct {
 
 // buildClasses makes the classes of requests that avoid nothing.
 func (g *group) buildClasses() {
-	pair := func(op string, named bool) classPair {
-		ok := func(v *provider) bool { return len(v.Operations) == 0 || (named && v.can(op)) }
-		return classPair{g.makeClass(ok, false), g.makeClass(ok, true)}
+	for _, k := range g.candidates {
+		if k.LongCapacity > 0 && k.LongThreshold > 0 {
+			g.thresholds = append(g.thresholds, k.LongThreshold)
+		}
 	}
-	g.otherOps = pair("", false)
-	g.byOp = map[string]classPair{}
+	slices.Sort(g.thresholds)
+	g.thresholds = slices.Compact(g.thresholds)
+	each := func(op string, named bool) []*class {
+		ok := func(v *provider) bool { return len(v.Operations) == 0 || (named && v.can(op)) }
+		out := []*class{g.makeClass(ok, 0)}
+		for _, tokens := range g.thresholds {
+			out = append(out, g.makeClass(ok, tokens))
+		}
+		return out
+	}
+	g.otherOps = each("", false)
+	g.byOp = map[string][]*class{}
 	for _, k := range g.candidates {
 		for _, op := range k.Operations {
 			if _, ok := g.byOp[op]; !ok {
-				g.byOp[op] = pair(op, true)
+				g.byOp[op] = each(op, true)
 			}
 		}
 	}
 }
 
-// makeClass returns the class of the candidates that ok says yes to. A new one is
-// kept by the group only once it has waiters, or by buildClasses.
-func (g *group) makeClass(ok func(*provider) bool, long bool) *class {
+// makeClass returns the class of the candidates that ok says yes to, for requests
+// of a length. A new one is kept by the group only once it has waiters, or by
+// buildClasses.
+func (g *group) makeClass(ok func(*provider) bool, tokens int64) *class {
 	set := make([]byte, len(g.candidates))
 	for i, k := range g.candidates {
-		if ok(k.provider) {
-			set[i] = 1
+		switch {
+		case !ok(k.provider):
+			set[i] = notOne
+		case k.isLong(tokens):
+			set[i] = longOne
+		default:
+			set[i] = shortOne
 		}
 	}
-	key := classKey{string(set), long}
+	key := classKey(set)
 	if c := g.classes[key]; c != nil {
 		return c
 	}
-	c := &class{group: g, key: key, long: long}
+	c := &class{group: g, key: key}
 	for i, k := range g.candidates {
-		if set[i] == 1 {
-			c.candidates = append(c.candidates, k)
+		if set[i] != notOne {
+			c.candidates = append(c.candidates, classCandidate{k, set[i] == longOne})
 		}
 	}
 	return c
 }
 
 // class returns the class of a request.
-func (g *group) class(op string, long bool, avoid []string) *class {
-	pair, ok := g.byOp[op]
+func (g *group) class(op string, tokens int64, avoid []string) *class {
+	lengths, ok := g.byOp[op]
 	if !ok {
-		pair = g.otherOps
+		lengths = g.otherOps
 	}
-	base := pair.of(long)
-	if base == nil { // a group without candidates, kept for its waiters
-		return g.makeClass(func(*provider) bool { return false }, long)
+	if lengths == nil { // a group without candidates, kept for its waiters
+		return g.makeClass(func(*provider) bool { return false }, tokens)
 	}
+	at := 0
+	for at < len(g.thresholds) && g.thresholds[at] <= tokens {
+		at++
+	}
+	base := lengths[at]
 	if c := g.classes[base.key]; c != nil {
 		base = c // several operations share it
 	}
@@ -127,21 +150,25 @@ func (g *group) class(op string, long bool, avoid []string) *class {
 		return base
 	}
 	return g.makeClass(func(v *provider) bool {
-		return !slices.Contains(avoid, v.ID) && slices.ContainsFunc(base.candidates, func(k candidate) bool { return k.provider == v })
-	}, long)
+		return !slices.Contains(avoid, v.ID) && slices.ContainsFunc(base.candidates, func(k classCandidate) bool { return k.provider == v })
+	}, tokens)
 }
 
-// choose picks by Q1: the best priority with a free place, in it the least
-// loaded relative to weight, of equals the one that was granted longest ago.
-func (c *class) choose() *provider {
-	var best *candidate
+// choose picks by Q1: the best priority with a free place; in it the preferred
+// one, or else the least loaded relative to weight, of equals the one that was
+// granted longest ago.
+func (c *class) choose(preferred string) *classCandidate {
+	var best *classCandidate
 	for i := range c.candidates {
 		k := &c.candidates[i]
 		if best != nil && k.priority != best.priority {
 			break // they are in order: a better priority has a free place
 		}
-		if !k.free(c.long) {
+		if !k.hasPlace() {
 			continue
+		}
+		if k.ID == preferred {
+			return k
 		}
 		if best == nil {
 			best = k
@@ -152,16 +179,25 @@ func (c *class) choose() *provider {
 			best = k
 		}
 	}
-	if best == nil {
-		return nil
+	return best
+}
+
+// grant gives a request of the class a place at k.
+func (p *Pool) grant(c *class, k *classCandidate, id WaiterID, affinity uint64) Effect {
+	ef := Effect{Kind: Granted, Waiter: id, Slot: p.take(k.provider, k.long), StallTimeout: k.StallTimeout}
+	for i := range c.candidates {
+		if o := &c.candidates[i]; o.provider != k.provider && o.live() {
+			ef.Others++
+		}
 	}
-	return best.provider
+	p.affinity.note(affinity, k.ID)
+	return ef
 }
 
 // freeAt reports whether a candidate behind the adapter could serve the class.
 func (c *class) freeAt(a *adapter) bool {
 	for i := range c.candidates {
-		if k := &c.candidates[i]; k.adapter == a && k.free(c.long) {
+		if k := &c.candidates[i]; k.adapter == a && k.hasPlace() {
 			return true
 		}
 	}
@@ -170,7 +206,7 @@ func (c *class) freeAt(a *adapter) bool {
 
 // anyEnabled reports whether the class has a candidate that may come back (P9).
 func (c *class) anyEnabled() bool {
-	return slices.ContainsFunc(c.candidates, func(k candidate) bool { return k.enabled() })
+	return slices.ContainsFunc(c.candidates, func(k classCandidate) bool { return k.enabled() })
 }
 
 // insert puts w at the end of its line, in class c of group g.
@@ -242,12 +278,12 @@ func (p *Pool) pump(now time.Time, a *adapter, out []Effect) []Effect {
 		if w == nil {
 			break
 		}
-		v := w.entry.class.choose()
+		c := w.entry.class
+		k := c.choose(p.affinity.of(w.affinity))
 		p.remove(w)
-		out = append(out, Effect{
-			Kind: Granted, Waiter: w.id, Slot: p.take(v, w.long),
-			StallTimeout: v.StallTimeout, Waited: now.Sub(w.since),
-		})
+		ef := p.grant(c, k, w.id, w.affinity)
+		ef.Waited = now.Sub(w.since)
+		out = append(out, ef)
 	}
 	return out
 }

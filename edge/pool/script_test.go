@@ -17,11 +17,11 @@ var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 // lines collect until apply.
 //
 //	adapter NODE/NAME [cap=N] [fallback] [disabled] [held]
-//	provider NODE/ADAPTER/TARGET [id=ID] [cap=N] [long=N] [ops=a,b] [disabled]
+//	provider NODE/ADAPTER/TARGET [id=ID] [cap=N] [long=N from=TOKENS] [ops=a,b] [disabled]
 //	group NAME PROVIDER[@PRIORITY][*WEIGHT]...
 //	queue [depth=N] [total=N] [wait=D] [PRINCIPAL*WEIGHT]
 //	auto | apply | reset
-//	enqueue ID MODEL PRINCIPAL [op=OP] [long] [avoid=P,Q] [wait=D]
+//	enqueue ID MODEL PRINCIPAL [op=OP] [tokens=N] [affinity=N] [avoid=P,Q] [wait=D]
 //	cancel ID | return SLOT HOW | activate NODE GEN | fence NODE GEN CAUSE
 //	drain NODE GEN on|off | adopt NODE GEN ADAPTER [TARGET]... | overlay PROVIDER GEN on|off
 //	after D | deadline | stop | show | models
@@ -101,7 +101,7 @@ func (s *scriptRun) command(t *testing.T, w []string) []string {
 		f := strings.SplitN(w[1], "/", 3)
 		s.cfg.Providers = append(s.cfg.Providers[:len(s.cfg.Providers):len(s.cfg.Providers)], Provider{
 			ID: opts["id"], Node: f[0], Adapter: f[1], Target: f[2], Capacity: opt("cap"),
-			LongCapacity: opt("long"), Operations: list("ops"), Disabled: has("disabled"),
+			LongCapacity: opt("long"), LongThreshold: int64(opt("from")), Operations: list("ops"), Disabled: has("disabled"),
 		})
 		return nil
 	case "group":
@@ -142,7 +142,7 @@ func (s *scriptRun) command(t *testing.T, w []string) []string {
 	case "enqueue":
 		r := &Request{
 			Waiter: WaiterID(num(w[1])), Model: w[2], Principal: w[3], Operation: opts["op"],
-			Long: has("long"), Avoid: list("avoid"),
+			PromptTokens: int64(opt("tokens")), Affinity: uint64(opt("affinity")), Avoid: list("avoid"),
 		}
 		if has("wait") {
 			r.MaxWait = dur(opts["wait"])

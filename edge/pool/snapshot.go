@@ -73,7 +73,7 @@ func (p *Pool) Snapshot() Snapshot {
 					continue // a stranded request counts under none (P4)
 				}
 				states[k.provider].Queued += c.waiting
-				if c.long {
+				if k.long {
 					states[k.provider].LongQueued += c.waiting
 				}
 			}

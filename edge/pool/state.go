@@ -23,6 +23,8 @@ type Pool struct {
 	overlays       map[string]overlay // by provider id
 	firstSeen      map[string]time.Time
 
+	affinity affinity
+
 	held     map[uint64]*held
 	spare    *held // returned records, used again
 	lastSlot uint64
@@ -122,7 +124,6 @@ func (p *Pool) take(v *provider, long bool) Slot {
 		p.spare = h.next
 	}
 	p.lastSlot++
-	long = long && v.LongCapacity > 0
 	*h = held{
 		slot: Slot{
 			ID: p.lastSlot, Provider: v.ID, Node: v.Node, Gen: v.node.gen,

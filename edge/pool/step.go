@@ -60,15 +60,13 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 	if g == nil {
 		return refuse(ErrUnknownModel)
 	}
-	c := g.class(r.Operation, r.Long, r.Avoid)
+	c := g.class(r.Operation, r.PromptTokens, r.Avoid)
 	// By I3 nobody waits who could have the place that is free now.
-	if v := c.choose(); v != nil {
-		return append(out, Effect{
-			Kind: Granted, Waiter: r.Waiter, Slot: p.take(v, r.Long), StallTimeout: v.StallTimeout,
-		})
+	if k := c.choose(p.affinity.of(r.Affinity)); k != nil {
+		return append(out, p.grant(c, k, r.Waiter, r.Affinity))
 	}
 	if !c.anyEnabled() {
-		if len(g.candidates) > 0 && len(g.class(r.Operation, r.Long, nil).candidates) == 0 {
+		if len(g.candidates) > 0 && len(g.class(r.Operation, r.PromptTokens, nil).candidates) == 0 {
 			return refuse(ErrUnsupported)
 		}
 		return refuse(ErrNoProvider)
@@ -83,7 +81,7 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 		wait = min(wait, r.MaxWait)
 	}
 	w := &waiter{
-		id: r.Waiter, model: g.name, operation: r.Operation, principal: r.Principal, long: r.Long,
+		id: r.Waiter, model: g.name, operation: r.Operation, principal: r.Principal, tokens: r.PromptTokens, affinity: r.Affinity,
 		avoid: slices.Clone(r.Avoid), since: now, deadline: now.Add(wait), at: p.nextTick(),
 	}
 	p.waiters[w.id] = w
