@@ -24,9 +24,6 @@ type Config struct {
 	OptInHeaders bool
 	// SpoolDir is where large bodies are kept; empty: the system's.
 	SpoolDir string
-	// Long tells whether a request of that many estimated prompt tokens needs a
-	// long-context place (Q2); nil: none does.
-	Long func(model string, promptTokens int64) bool
 }
 
 // Deps are the API's collaborators. Log, Metrics and Now may be left out.

@@ -18,6 +18,9 @@ const (
 	bytesPerToken = 4
 )
 
+// promptTokens estimates how many tokens a body of n bytes is.
+func promptTokens(n int64) int64 { return (n + bytesPerToken - 1) / bytesPerToken }
+
 // relay serves a request from a provider, through a tunnel.
 func (a *API) relay(x *exchange, r *http.Request) reason {
 	if why := a.enter(x, r); why != "" {
@@ -105,9 +108,9 @@ func (a *API) takeBody(x *exchange, r *http.Request) (b *body, why reason) {
 // attempts makes up to maxAttempts of them (H6).
 func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *body) (why reason) {
 	ctx := r.Context()
-	want := Want{Model: x.named.model, Principal: x.key.principal, Operation: x.route.operation}
-	if a.cfg.Long != nil {
-		want.Long = a.cfg.Long(want.Model, b.size/bytesPerToken)
+	want := Want{
+		Model: x.named.model, Principal: x.key.principal, Operation: x.route.operation,
+		PromptTokens: promptTokens(b.size),
 	}
 	for {
 		grant, err := a.pool.Acquire(ctx, want)

@@ -47,7 +47,7 @@ func TestChatGoesToTheProviderWithOnlyTheModelChanged(t *testing.T) {
 	if got := a.header("Accept-Encoding"); !slices.Equal(got, []string{"gzip"}) {
 		t.Errorf("accept-encoding %q", got)
 	}
-	if w := f.pool.wants[0]; w.Model != "tiny" || w.Principal != "alice" || w.Operation != "chat_completions" || w.Long {
+	if w := f.pool.wants[0]; w.Model != "tiny" || w.Principal != "alice" || w.Operation != "chat_completions" {
 		t.Errorf("want %+v", w)
 	}
 }
@@ -782,12 +782,13 @@ func TestBadBodies(t *testing.T) {
 }
 
 // Contract: Q2
-func TestLongIsAskedOfTheConfiguration(t *testing.T) {
-	f := newFixture(t, func(c *Config) { c.Long = func(m string, tokens int64) bool { return m == "tiny" && tokens >= 100 } })
+func TestThePoolIsToldHowLongThePromptIs(t *testing.T) {
+	f := newFixture(t)
 	f.chat(plainChat)
 	f.chat(plainChat + strings.Repeat(" ", 400))
-	if f.pool.wants[0].Long || !f.pool.wants[1].Long {
-		t.Errorf("%+v", f.pool.wants)
+	short, long := f.pool.wants[0].PromptTokens, f.pool.wants[1].PromptTokens
+	if short != (int64(len(plainChat))+3)/4 || long != short+100 {
+		t.Errorf("%d and %d", short, long)
 	}
 }
 

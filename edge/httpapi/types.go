@@ -12,7 +12,12 @@ type Want struct {
 	Model     string
 	Principal string
 	Operation string // what the candidate must be able to do
-	Long      bool
+	// PromptTokens is the estimate that Q2's long-context thresholds are held
+	// against.
+	PromptTokens int64
+	// Affinity names, hashed, what the request belongs to: a conversation that one
+	// provider may have cached (Q1). Empty: nothing. It is never logged.
+	Affinity string
 	// MaxWait bounds the time in the queue; 0: the pool's default.
 	MaxWait time.Duration
 	// Avoid names providers an earlier attempt of this request failed on.
@@ -24,6 +29,9 @@ type Grant struct {
 	Slot         pool.Slot
 	StallTimeout time.Duration
 	Waited       time.Duration
+	// Others is how many live candidates the request has beside this one: without
+	// any, a provider's answer is not held back for another attempt (Q5).
+	Others int
 }
 
 // Model is one row of the model list.
