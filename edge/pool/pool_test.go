@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -196,5 +197,31 @@ func TestImpliedTag(t *testing.T) {
 		if len(got) != 1 || got[0].Slot.Target != c.target || (c.target == "") != errors.Is(got[0].Err, ErrUnknownModel) {
 			t.Errorf("%q: %+v, want %q", c.model, got, c.target)
 		}
+	}
+}
+
+// What a person reads of a model: who could serve it, who waits and since when.
+func TestSnapshotOfAModel(t *testing.T) {
+	p := New()
+	p.Step(epoch, SetConfig(Config{
+		Adapters:  []Adapter{{Node: "n1", Name: "a", Capacity: 1}},
+		Providers: []Provider{{Node: "n1", Adapter: "a", Target: "m"}},
+		Groups:    []Group{{Name: "m", Candidates: []Candidate{{Provider: "n1/a/m", Priority: 1, Weight: 2}}}},
+	}), nil)
+	p.Step(epoch, Activate("n1", 1), nil)
+	for i, who := range []string{"alice", "bob", "alice", "bob", "bob"} {
+		p.Step(epoch.Add(time.Duration(i)*time.Second), Enqueue(&Request{Waiter: WaiterID(i + 1), Model: "m", Principal: who}), nil)
+	}
+	got := p.Snapshot().Models
+	want := []ModelState{{
+		Name: "m", Since: epoch, Offered: true, Candidates: []CandidateState{{"n1/a/m", 1, 2}},
+		Waiting: 4, Oldest: epoch.Add(time.Second), Principals: []PrincipalWait{{"alice", 1}, {"bob", 3}},
+	}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	p.Step(epoch, SetConfig(Config{}), nil)
+	if got := p.Snapshot().Models; len(got) != 1 || got[0].Offered || got[0].Waiting != 4 || len(got[0].Candidates) != 0 {
+		t.Errorf("a model that is gone with its requests left: %+v", got)
 	}
 }

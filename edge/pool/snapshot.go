@@ -41,29 +41,49 @@ type ProviderState struct {
 	Models                    []string // the groups it is a candidate of, sorted
 }
 
-// ModelQueue is how many requests wait for a model.
-type ModelQueue struct {
-	Model   string
-	Waiting int
+// ModelState is one model in a snapshot.
+type ModelState struct {
+	Name string
+	// Since is when it was first offered.
+	Since time.Time
+	// Offered: callers may name it. One that is not only has requests left that wait.
+	Offered    bool
+	Candidates []CandidateState // best priority first
+	Waiting    int
+	Oldest     time.Time       // since when the first of them waits; zero: none does
+	Principals []PrincipalWait // who waits, by name
+}
+
+// CandidateState is a provider's part in a model.
+type CandidateState struct {
+	Provider         string
+	Priority, Weight int
+}
+
+// PrincipalWait is how many requests of a principal wait for a model.
+type PrincipalWait struct {
+	Principal string
+	Waiting   int
 }
 
 // Snapshot is the state of the pool for people and metrics.
 type Snapshot struct {
 	Providers []ProviderState // by id
-	Queues    []ModelQueue    // by model; every model that is offered or waited for
+	Models    []ModelState    // by name; every model that is offered or waited for
+	Auto      bool            // the models are those the adapters list (P1)
 	Waiting   int             // requests in the queue
 	Held      int             // slots in use, also of providers that are no longer offered
 }
 
 // Snapshot computes the numbers of now.
 func (p *Pool) Snapshot() Snapshot {
-	s := Snapshot{Waiting: len(p.waiters), Held: len(p.held)}
+	s := Snapshot{Waiting: len(p.waiters), Held: len(p.held), Auto: p.cfg.Auto}
 	states := make(map[*provider]*ProviderState, len(p.providers))
 	for _, v := range p.providers {
 		states[v] = v.state()
 	}
 	for _, g := range p.groups {
-		s.Queues = append(s.Queues, ModelQueue{g.name, g.waiting})
+		s.Models = append(s.Models, p.modelState(g))
 		for _, k := range g.candidates {
 			states[k.provider].Models = append(states[k.provider].Models, g.name)
 		}
@@ -84,8 +104,27 @@ func (p *Pool) Snapshot() Snapshot {
 		s.Providers = append(s.Providers, *st)
 	}
 	slices.SortFunc(s.Providers, func(a, b ProviderState) int { return strings.Compare(a.ID, b.ID) })
-	slices.SortFunc(s.Queues, func(a, b ModelQueue) int { return strings.Compare(a.Model, b.Model) })
+	slices.SortFunc(s.Models, func(a, b ModelState) int { return strings.Compare(a.Name, b.Name) })
 	return s
+}
+
+func (p *Pool) modelState(g *group) ModelState {
+	m := ModelState{Name: g.name, Since: p.firstSeen[g.name], Offered: g.offered, Waiting: g.waiting}
+	for _, k := range g.candidates {
+		m.Candidates = append(m.Candidates, CandidateState{k.ID, k.priority, k.weight})
+	}
+	for _, c := range g.busy {
+		for _, e := range c.turns {
+			if m.Oldest.IsZero() || e.first.since.Before(m.Oldest) {
+				m.Oldest = e.first.since
+			}
+		}
+	}
+	for _, l := range g.lines {
+		m.Principals = append(m.Principals, PrincipalWait{l.principal, l.waiting})
+	}
+	slices.SortFunc(m.Principals, func(a, b PrincipalWait) int { return strings.Compare(a.Principal, b.Principal) })
+	return m
 }
 
 // state is what the provider shows without its queue. Gone beats overlaid (P6).
