@@ -15,12 +15,15 @@ const (
 	maxKey = len("stream") * len(`\u0000`)
 	// maxModel bounds the spelling of a model's name.
 	maxModel = 4 << 10
+	// maxCacheKey is the longest prompt_cache_key that is a hint.
+	maxCacheKey = 256
 )
 
 // named is what a scan found at the top level of a request.
 type named struct {
-	model  string
-	stream bool
+	model    string
+	stream   bool
+	cacheKey string // prompt_cache_key as it is spelt; a hint (Q1)
 	// start and end span the model's value in the body, quotes included.
 	start, end int64
 }
@@ -60,6 +63,7 @@ const (
 	otherField field = iota
 	modelField
 	streamField
+	cacheKeyField
 )
 
 type scanState uint8
@@ -284,9 +288,12 @@ func (s *scanner) beginValue(c byte, at int64) bool {
 		return s.push(false)
 	case '"':
 		keep := 0
-		if isModel {
+		switch {
+		case isModel:
 			keep = maxModel
 			s.named.start = at
+		case s.depth == 1 && s.field == cacheKeyField:
+			keep = maxCacheKey
 		}
 		s.beginString(false, keep)
 	case 't':
@@ -333,13 +340,19 @@ func (s *scanner) endString(end int64) {
 		}
 		return
 	}
-	if s.keep > 0 {
-		s.named.end = end
-		if len(s.kept) > s.keep {
-			s.complain(`"model" is too long`)
-		} else {
-			s.named.model = unquote(s.kept, s.escaped)
+	switch whole := len(s.kept) <= s.keep; {
+	case s.keep == 0:
+	case s.field == cacheKeyField:
+		if whole {
+			s.named.cacheKey = string(s.kept)
 		}
+	default:
+		s.named.end = end
+		if !whole {
+			s.complain(`"model" is too long`)
+			break
+		}
+		s.named.model = unquote(s.kept, s.escaped)
 	}
 	s.endValue()
 }
@@ -364,6 +377,8 @@ func (s *scanner) fieldOf() field {
 		}
 		s.found = true
 		return modelField
+	case string(key) == "prompt_cache_key":
+		return cacheKeyField
 	case bytes.EqualFold(key, []byte("model")):
 		s.complain(`"model" must be spelt in lower case`)
 	}

@@ -111,6 +111,7 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 	want := Want{
 		Model: x.named.model, Principal: x.key.principal, Operation: x.route.operation,
 		PromptTokens: promptTokens(b.size),
+		Affinity:     affinityOf(x.key.principal, r.Header, x.named.cacheKey),
 	}
 	for {
 		grant, err := a.pool.Acquire(ctx, want)
