@@ -44,6 +44,7 @@ func (d *decoder) locate(f Fault) Fault {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	modelsType   = reflect.TypeFor[Models]()
+	statusType   = reflect.TypeFor[Status]()
 )
 
 func (d *decoder) document(root *yaml.Node, file *File) {
@@ -66,6 +67,8 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
 	switch t := v.Type(); {
 	case t == modelsType:
 		d.models(n, path, v)
+	case t == statusType:
+		v.Set(reflect.ValueOf(d.status(n, path)))
 	case t.Kind() == reflect.Pointer:
 		v.Set(reflect.New(t.Elem()))
 		d.value(n, path, v.Elem())

@@ -69,13 +69,14 @@ func override(f *File, environ []string) environment {
 	return e
 }
 
-// variables are those the configuration itself names: callers' keys, and static
+// variables are those the configuration itself names: callers' keys, the admin token, and static
 // keys where the Node runs in this process.
 func (f *File) variables() map[string]bool {
 	named := map[string]bool{}
 	if f.Edge == nil {
 		return named
 	}
+	named[f.Edge.AdminToken.Env] = true
 	for _, k := range f.Edge.Keys {
 		named[k.Env] = true
 	}

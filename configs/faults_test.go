@@ -55,7 +55,7 @@ func TestI1Faults(t *testing.T) {
 			"f.yaml:4: edge.queue: anchors and aliases are not used here; write the value out",
 			"f.yaml:5: edge.limits: anchors and aliases are not used here; write the value out",
 		}},
-		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, trust_domain, broker, issuers, keys, models, nodes, queue, limits, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
+		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, queue, limits, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
 		"key no word": {edge + "  ? [a]\n  : b\n", []string{"f.yaml:4: edge: want a word as a key, got a list"}},
 		"number as text": {"broker:\nedge:\n  name: 7\n", []string{
 			"f.yaml:3: edge.name: want text; put the value in quotes", "f.yaml:3: edge.name: is required",
@@ -75,6 +75,13 @@ func TestI1Faults(t *testing.T) {
 		"nothing as list":   {edge + "  nodes:\n", []string{"f.yaml:4: edge.nodes: want a list, got nothing; leave the key out for the default"}},
 		"list as map":       {broker + "  edge_keys: [a]\n", []string{"f.yaml:3: broker.edge_keys: want keys and values, got a list"}},
 		"models in a word":  {edge + "  models: all\n", []string{"f.yaml:4: edge.models: want the word auto or a list of models, got other text"}},
+		"statuses": {edge + "  retry_on: [429, 5xx, 200, 4xx, [1], 0x1F4, '503']\n", []string{
+			"f.yaml:4: edge.retry_on[2]: want a status from 400 to 599, or the word 5xx, got a number",
+			"f.yaml:4: edge.retry_on[3]: want a status from 400 to 599, or the word 5xx, got other text",
+			"f.yaml:4: edge.retry_on[4]: want a status from 400 to 599, or the word 5xx, got a list",
+			"f.yaml:4: edge.retry_on[5]: want a status from 400 to 599, or the word 5xx, got a number",
+		}},
+		"a status alone":    {edge + "  retry_on: 429\n", []string{"f.yaml:4: edge.retry_on: want a list, got a number"}},
 		"log":               {edge + "log: {level: warning, format: xml}\n", []string{`f.yaml:4: log.level: unknown value "warning"; want one of: debug, info, warn, error`, `f.yaml:4: log.format: unknown value "xml"; want one of: text, json`}},
 		"admin of a broker": {broker + "  admin_listen: here\n", []string{"f.yaml:3: broker.admin_listen: want host:port, such as 127.0.0.1:8400"}},
 		"admin of a node":   {node + "  admin_listen: 127.0.0.1\n", []string{"f.yaml:6: node.admin_listen: want host:port, such as 127.0.0.1:8400"}},

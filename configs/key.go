@@ -68,6 +68,20 @@ func (k APIKey) digest() (digest [sha256.Size]byte, err error) {
 	return sha256.Sum256(key), nil
 }
 
+// key is the token as any other key, for what reads one.
+func (t AdminToken) key() APIKey {
+	return APIKey{Name: "admin_token", SHA256: t.SHA256, File: t.File, Env: t.Env}
+}
+
+// Set reports whether there is one.
+func (t AdminToken) Set() bool { return t != AdminToken{} }
+
+// Digest returns the token's SHA-256, as APIKey.Digest does.
+func (t AdminToken) Digest() ([sha256.Size]byte, error) { return t.key().Digest() }
+
+// Value returns the token itself where it is at hand: that of a file or a variable.
+func (t AdminToken) Value() (string, bool) { return t.key().Value() }
+
 func readKey(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -51,6 +51,9 @@ func TestSampleSaysWhatItMeans(t *testing.T) {
 	if e.Models.Auto || len(e.Models.Groups) != 1 || e.Models.Groups[0].Providers[0].Weight != 3 || e.Models.Groups[0].Providers[1].Weight != 1 {
 		t.Errorf("models: %+v", e.Models)
 	}
+	if r := e.Models.Groups[0].RetryOn; !r.Has(429) || !r.Has(503) || r.Has(400) || e.RetryOn != nil {
+		t.Errorf("retry_on: %v, %v", r, e.RetryOn)
+	}
 	if want := filepath.Join("samples", "pki", "gateway.key"); e.Broker.TLS.Key != want {
 		t.Errorf("key path %q, want %q", e.Broker.TLS.Key, want)
 	}

@@ -74,12 +74,19 @@ type Edge struct {
 	Name        string `yaml:"name"`         // the edge's name, a token of subjects
 	Listen      string `yaml:"listen"`       // "127.0.0.1:8400"
 	AdminListen string `yaml:"admin_listen"` // "127.0.0.1:8401"
-	TrustDomain string `yaml:"trust_domain"` // "iop"
-	Broker      Remote `yaml:"broker"`
+	// AdminToken lets an operator ask /api/v1/ of the admin listener; left out:
+	// nobody may.
+	AdminToken  AdminToken `yaml:"admin_token"`
+	TrustDomain string     `yaml:"trust_domain"` // "iop"
+	Broker      Remote     `yaml:"broker"`
 	// Issuers are the public account keys whose session tokens are good.
-	Issuers []string   `yaml:"issuers"`
-	Keys    []APIKey   `yaml:"keys"`
-	Models  Models     `yaml:"models"`
+	Issuers []string `yaml:"issuers"`
+	Keys    []APIKey `yaml:"keys"`
+	Models  Models   `yaml:"models"`
+	// RetryOn are the statuses of a provider's answer for which another provider is
+	// asked before the caller is answered, such as [429, 5xx] (Q5): of every model
+	// whose group does not say so itself. None.
+	RetryOn Statuses   `yaml:"retry_on"`
 	Nodes   []EdgeNode `yaml:"nodes"`
 	Queue   Queue      `yaml:"queue"`
 	Limits  Limits     `yaml:"limits"`
@@ -100,6 +107,13 @@ type APIKey struct {
 	Models []string `yaml:"models"` // empty: all
 }
 
+// AdminToken lets an operator in. At most one of its fields names the token.
+type AdminToken struct {
+	SHA256 string `yaml:"sha256"` // hex of the token's SHA-256
+	File   string `yaml:"file"`
+	Env    string `yaml:"env"`
+}
+
 // Models is either the word auto or a list of groups.
 type Models struct {
 	Auto   bool
@@ -110,6 +124,7 @@ type Models struct {
 type ModelGroup struct {
 	Name      string              `yaml:"name"`
 	Providers []ProviderReference `yaml:"providers"`
+	RetryOn   Statuses            `yaml:"retry_on"` // left out: the Edge's; [] is none
 }
 
 // ProviderReference names a provider of a node by "<node>/<id>".

@@ -265,6 +265,9 @@ func (e *Edge) validate(v *validator, made bool) {
 		}
 		issuers.add(v, path, key, "the issuer")
 	}
+	if e.AdminToken.Set() {
+		v.keySource("edge.admin_token", e.AdminToken.key())
+	}
 	e.validateKeys(v)
 	providers := e.validateNodes(v)
 	e.validateModels(v, providers)
@@ -301,21 +304,28 @@ func (l Limits) validate(v *validator) {
 	v.atLeast("edge.limits.stream_memory", l.Streams, wire.MinWindow)
 }
 
+// keySource checks where a key comes from; the key itself is not read.
+func (v *validator) keySource(path string, k APIKey) {
+	v.check(path, k.checkSource())
+	if k.SHA256 != "" {
+		if b, err := hex.DecodeString(k.SHA256); err != nil || len(b) != 32 {
+			v.fault(path+".sha256", "want the 64 hex digits of a key's SHA-256")
+		}
+	}
+	if k.Env != "" {
+		v.variable(path+".env", k.Env)
+	}
+}
+
 func (e *Edge) validateKeys(v *validator) {
 	names, sources := unique{}, unique{}
 	for i, k := range e.Keys {
 		path := fmt.Sprintf("edge.keys[%d]", i)
 		v.text(path+".name", k.Name, 128)
 		names.add(v, path+".name", k.Name, "the name")
-		v.check(path, k.checkSource())
+		v.keySource(path, k)
 		if k.SHA256 != "" {
-			if b, err := hex.DecodeString(k.SHA256); err != nil || len(b) != 32 {
-				v.fault(path+".sha256", "want the 64 hex digits of a key's SHA-256")
-			}
 			sources.add(v, path+".sha256", strings.ToLower(k.SHA256), "the key")
-		}
-		if k.Env != "" {
-			v.variable(path+".env", k.Env)
 		}
 		for j, m := range k.Models {
 			at := fmt.Sprintf("%s.models[%d]", path, j)

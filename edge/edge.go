@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -47,7 +48,9 @@ type Edge struct {
 	pool     *x509.CertPool
 	keys     []httpapi.Key
 	instance string
-	now      func() time.Time
+
+	adminToken [sha256.Size]byte
+	now        func() time.Time
 
 	// Made by Run.
 	bus       bus.Conn
@@ -94,6 +97,11 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 			return nil, fmt.Errorf("edge: %w", err)
 		}
 		e.keys = append(e.keys, httpapi.Key{Name: k.Name, Digest: digest, Models: k.Models})
+	}
+	if cfg.AdminToken.Set() {
+		if e.adminToken, err = cfg.AdminToken.Digest(); err != nil {
+			return nil, fmt.Errorf("edge: %w", err)
+		}
 	}
 	e.metrics = newMetrics(deps.Metrics)
 	return e, nil
@@ -144,7 +152,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	}
 	// Health is told from the start: the dial may take as long as the broker does.
 	admin := &http.Server{
-		Handler:           httpapi.AdminHandler(func() error { return nil }, e.checkReady, e.deps.Metrics),
+		Handler:           e.adminHandler(),
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 	}
 	serve(admin, e.admin)

@@ -131,7 +131,7 @@ func TestInitHosts(t *testing.T) {
 	for folder, want := range map[string]string{
 		"":          "authority broker-1 broker-2 broker-3 edge leaf-attic lock node-box node-desk node-true",
 		"broker-1":  "broker-1.yaml ca.pem callout.nk cert.key cert.pem issuer.nk service.nk system.nk",
-		"edge":      "api-key ca.pem cert.key cert.pem edge.yaml user.nk",
+		"edge":      "admin-token api-key ca.pem cert.key cert.pem edge.yaml user.nk",
 		"node-desk": "ca.pem cert.key cert.pem curve.nk node-desk.yaml user.nk",
 	} {
 		if got := names(t, filepath.Join(dir, folder)); got != want {

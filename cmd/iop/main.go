@@ -72,6 +72,7 @@ func newRoot() *cobra.Command {
   iop up        broker, edge and node in one process: the quickest start
   iop init      make the keys and a configuration file to edit; with --out, a folder for each of many hosts
   iop validate  check a configuration file without starting anything
+  iop status    what every node is doing, and why requests wait; iop nodes, iop providers, iop models: its parts
 
   iop broker, iop edge, iop node   the same three, each a process of its own
   iop leaf                         a broker for a site, with one link to the others
@@ -88,7 +89,8 @@ Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newLeaf(), newService(), newInit(), newValidate(), newVersion(), newHealthcheck())
+	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newLeaf(), newService(),
+		newStatus(), newNodes(), newProviders(), newModels(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 

@@ -100,6 +100,9 @@ func Config(o Options) (*configs.File, error) {
 	if len(edge.Issuers) == 0 {
 		edge.Issuers = []string{public["issuer"]}
 	}
+	if !edge.AdminToken.Set() {
+		edge.AdminToken.File = f.AdminToken()
+	}
 	if len(edge.Keys) == 0 {
 		edge.Keys = []configs.APIKey{{Name: "local", File: f.APIKey()}}
 	}

@@ -374,8 +374,11 @@ func (p *plan) makeKeys(shared map[string]*identity.NKey) error {
 		case identity.RoleNode:
 			_, err = ensureNKey(p.at(m.folder, "curve.nk"), identity.NewCurveKey)
 		case identity.RoleEdge:
-			if err = ensureAPIKey(p.at(m.folder, "api-key")); err == nil {
-				p.report.APIKey, err = readAPIKey(p.at(m.folder, "api-key"))
+			if err = ensureKey(p.at(m.folder, "admin-token"), adminTokenPrefix); err != nil {
+				break
+			}
+			if err = ensureKey(p.at(m.folder, "api-key"), apiKeyPrefix); err == nil {
+				p.report.APIKey, err = readKey(p.at(m.folder, "api-key"))
 			}
 		default: // no key but the connection's
 		}

@@ -105,7 +105,8 @@ func (p *plan) edgeText() string {
 edge:
   name: %q
   listen: 0.0.0.0:8400         # callers, in plain HTTP: put TLS in front where the network is not yours
-  admin_listen: 127.0.0.1:8401 # /healthz, /readyz, /metrics
+  admin_listen: 127.0.0.1:8401 # /healthz, /readyz, /metrics, and /api/v1/ for who has the token
+  admin_token: {file: admin-token}
   broker:
     urls: [%s]
     tls: {%s}

@@ -49,6 +49,12 @@ func (f Folder) NKey(name string) string { return f.path("keys", name+".nk") }
 // APIKey names the file with the first caller's key.
 func (f Folder) APIKey() string { return f.path("api-key") }
 
+// AdminToken names the file with the token of the admin API.
+func (f Folder) AdminToken() string { return f.path("admin-token") }
+
+// AdminURL names the file that says where the running fabric's admin listener is.
+func (f Folder) AdminURL() string { return f.path("admin-url") }
+
 // Store is where the broker keeps what the authority knows.
 func (f Folder) Store() string { return f.path("store") }
 
@@ -113,8 +119,10 @@ func Prepare(f Folder, edge, node string) error {
 			return fmt.Errorf("%s: holds a key of another kind (%c..., want %c...): were files swapped?", f.NKey(kind.name), k.Public()[0], fresh.Public()[0])
 		}
 	}
-	if err := ensureAPIKey(f.APIKey()); err != nil {
-		return err
+	for file, prefix := range map[string]string{f.APIKey(): apiKeyPrefix, f.AdminToken(): adminTokenPrefix} {
+		if err := ensureKey(file, prefix); err != nil {
+			return err
+		}
 	}
 	if used {
 		return nil
@@ -213,21 +221,28 @@ func brokerHosts() []string {
 	return hosts
 }
 
-func ensureAPIKey(file string) error {
+// What a key of ours begins with, so that one that leaked is known for what it is.
+const (
+	apiKeyPrefix     = "sk-iop-"
+	adminTokenPrefix = "iop-admin-"
+)
+
+// ensureKey checks the key in file, or makes one there.
+func ensureKey(file, prefix string) error {
 	if present(file) {
-		_, err := readAPIKey(file)
+		_, err := readKey(file)
 		return err
 	}
 	var b [24]byte
 	rand.Read(b[:]) // never fails
-	key := "sk-iop-" + base64.RawURLEncoding.EncodeToString(b[:])
+	key := prefix + base64.RawURLEncoding.EncodeToString(b[:])
 	return identity.WriteKeyFile(file, []byte(key+"\n"))
 }
 
 // ReadAPIKey reads the folder's API key.
-func ReadAPIKey(f Folder) (string, error) { return readAPIKey(f.APIKey()) }
+func ReadAPIKey(f Folder) (string, error) { return readKey(f.APIKey()) }
 
-func readAPIKey(file string) (string, error) {
+func readKey(file string) (string, error) {
 	b, err := identity.ReadKeyFile(file)
 	if err != nil {
 		return "", err

@@ -42,6 +42,9 @@ type Info struct {
 	FoundNone bool `json:"-"`
 }
 
+// eventNoAdminURL: commands that ask this fabric must be told its admin listener.
+const eventNoAdminURL = "up.admin_url_not_written"
+
 // ErrLocked says that another process owns the folder.
 var ErrLocked = errors.New("another iop is running on this data folder")
 
@@ -67,7 +70,16 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 		return err
 	}
 	fabric.Edge.OnModels(models)
-	return fabric.Run(ctx, func() { ready(fabric.Info(o.Folder)) })
+	// Who asks for the status finds the listener there, whatever its port.
+	adminURL := o.Folder.AdminURL()
+	defer os.Remove(adminURL)
+	return fabric.Run(ctx, func() {
+		info := fabric.Info(o.Folder)
+		if err := os.WriteFile(adminURL, []byte(info.AdminURL+"\n"), 0o600); err != nil {
+			log.LogAttrs(ctx, slog.LevelWarn, eventNoAdminURL, slog.String("error", err.Error()))
+		}
+		ready(info)
+	})
 }
 
 // Info describes the running fabric; its key is the first of the configuration.

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/iop-fabric/iop/internal/adminapi"
+)
+
+// An operator asks the running fabric without a flag beyond its folder, in words
+// and in JSON; who has no token, no fabric or another program's port is told what
+// is missing.
+//
+// Contract: D1 D4 P1
+func TestStatus(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	x := start(t, "--data-dir", dir, "--demo")
+	for command, want := range map[string][]string{
+		"status":    {"edge local is ready", "NODE", "PROVIDER", "MODEL", "here", "here/demo/demo", "0/64"},
+		"nodes":     {"NODE", "here", "ready"},
+		"providers": {"here/demo/demo", "available", "0/64"},
+		"models":    {"demo", "auto", "here/demo/demo"},
+	} {
+		var out bytes.Buffer
+		if code := iop(t.Context(), &out, command, "--data-dir", dir); code != 0 {
+			t.Errorf("%s: %d %s", command, code, out.String())
+		}
+		for _, w := range want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("%s: no %q in\n%s", command, w, out.String())
+			}
+		}
+		out.Reset()
+		if code := iop(t.Context(), &out, command, "--data-dir", dir, "--json"); code != 0 || !json.Valid(out.Bytes()) {
+			t.Errorf("%s --json: %d %s", command, code, out.String())
+		}
+	}
+	var out bytes.Buffer
+	if iop(t.Context(), &out, "status", "--data-dir", dir, "--json"); !strings.Contains(out.String(), `"generation":`) {
+		t.Error(out.String())
+	}
+	var s adminapi.Snapshot
+	if err := json.Unmarshal(out.Bytes(), &s); err != nil || len(s.Nodes) != 1 || !s.Nodes[0].Connected || s.Nodes[0].Generation == 0 {
+		t.Errorf("%v %+v", err, s)
+	}
+	// By URL, with the token in a file and in the environment.
+	if code := iop(t.Context(), &out, "nodes", "--url", x.info.AdminURL, "--token-file", filepath.Join(dir, "admin-token")); code != 0 {
+		t.Error(code, out.String())
+	}
+	token, err := os.ReadFile(filepath.Join(dir, "admin-token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(tokenVariable, strings.TrimSpace(string(token)))
+	if code := iop(t.Context(), &out, "nodes", "--url", x.info.AdminURL); code != 0 {
+		t.Error(code, out.String())
+	}
+	t.Setenv(tokenVariable, "wrong")
+	refused(t, exitFailed, "the admin token is needed", "nodes", "--url", x.info.AdminURL)
+	t.Setenv(tokenVariable, "")
+	refused(t, exitUsage, "no admin token", "nodes", "--url", x.info.AdminURL)
+	refused(t, exitFailed, "nothing is served at this path", "nodes", "--url", x.info.BaseURL[:len(x.info.BaseURL)-len("/v1")], "--token-file", filepath.Join(dir, "admin-token"))
+	// A caller's key is no operator's.
+	refused(t, exitFailed, "the admin token is needed", "nodes", "--url", x.info.AdminURL, "--token-file", filepath.Join(dir, "api-key"))
+	if code, _ := get(t, x.info.AdminURL+"/api/v1/snapshot", ""); code != http.StatusUnauthorized {
+		t.Errorf("without a token: %d", code)
+	}
+	x.stop()
+	refused(t, exitFailed, "no iop is running on the data folder", "status", "--data-dir", dir)
+	refused(t, exitFailed, "has no section edge", "status", "--config", "../../configs/samples/node.yaml")
+	http.DefaultClient.CloseIdleConnections()
+}
+
+// refused runs a command that must fail with words that help.
+func refused(t *testing.T, code int, words string, args ...string) {
+	t.Helper()
+	var out bytes.Buffer
+	if got := iop(t.Context(), &out, args...); got != code || !strings.Contains(out.String(), words) {
+		t.Errorf("%v: exit code %d (want %d), no %q in %s", args, got, code, words, out.String())
+	}
+}

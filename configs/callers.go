@@ -1,0 +1,50 @@
+package configs
+
+import (
+	"fmt"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Status is one HTTP status, or a whole class of them such as 5xx.
+type Status struct{ First, Last int }
+
+// statusWord is what a Status of the class of server errors is written as.
+const statusWord = "5xx"
+
+const wantStatus = "want a status from 400 to 599, or the word " + statusWord
+
+// ParseStatus reads a status of an error, or the word 5xx.
+func ParseStatus(text string) (Status, error) {
+	if text == statusWord {
+		return Status{500, 599}, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || len(text) != 3 || n < 400 || n > 599 {
+		return Status{}, fmt.Errorf("%s", wantStatus)
+	}
+	return Status{n, n}, nil
+}
+
+// Statuses is a list of them.
+type Statuses []Status
+
+// Has reports whether status is one of them.
+func (s Statuses) Has(status int) bool {
+	for _, r := range s {
+		if status >= r.First && status <= r.Last {
+			return true
+		}
+	}
+	return false
+}
+
+// status decodes one; a number is the status itself.
+func (d *decoder) status(n *yaml.Node, path string) Status {
+	s, err := ParseStatus(n.Value)
+	if n.Kind != yaml.ScalarNode || err != nil {
+		d.fault(n, path, "%s, got %s", wantStatus, kind(n))
+	}
+	return s
+}

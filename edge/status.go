@@ -1,0 +1,34 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+
+	"github.com/iop-fabric/iop/edge/admin"
+	"github.com/iop-fabric/iop/edge/httpapi"
+)
+
+// adminHandler is what the admin listener serves.
+func (e *Edge) adminHandler() http.Handler {
+	host, _, _ := net.SplitHostPort(e.cfg.AdminListen) //nolint:errcheck // it was listened on
+	mux := http.NewServeMux()
+	mux.Handle("/", httpapi.AdminHandler(func() error { return nil }, e.checkReady, e.deps.Metrics))
+	mux.Handle("/api/", admin.New(admin.Config{
+		Edge: e.cfg.Name, Token: e.adminToken, Host: host, QueueDepth: e.cfg.Queue.Depth, QueueWait: e.cfg.Queue.Wait,
+	}, e, e.now))
+	return mux
+}
+
+// State implements admin.Source: both cores, in one step of the loop.
+func (e *Edge) State(ctx context.Context) (s admin.State, err error) {
+	select {
+	case <-e.ready:
+	default:
+		return s, errors.New("not connected to the broker yet")
+	}
+	err = e.loop.ask(ctx, func() { s.Nodes, s.Pool = e.loop.reg.Snapshot(), e.loop.pool.Snapshot() })
+	s.Ready = e.checkReady()
+	return s, err
+}
