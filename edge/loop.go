@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -309,7 +310,7 @@ func (l *loop) applyPool(e *pool.Effect) {
 	switch e.Kind {
 	case pool.Granted:
 		l.metrics.wait.Observe(e.Waited.Seconds())
-		l.answer(e.Waiter, answer{grant: httpapi.Grant{Slot: e.Slot, StallTimeout: e.StallTimeout, Waited: e.Waited}})
+		l.answer(e.Waiter, answer{grant: httpapi.Grant{Slot: e.Slot, StallTimeout: e.StallTimeout, Waited: e.Waited, Others: e.Others}})
 	case pool.Refused:
 		l.metrics.refused.WithLabelValues(refusal(e.Err)).Inc()
 		l.answer(e.Waiter, answer{err: e.Err})
@@ -357,7 +358,8 @@ func refusal(err error) string {
 func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, error) {
 	w := &waiter{answer: make(chan answer, 1), request: pool.Request{
 		Waiter: pool.WaiterID(l.nextID.Add(1)), Model: want.Model, Principal: want.Principal,
-		Operation: want.Operation, MaxWait: want.MaxWait, Avoid: want.Avoid,
+		Operation: want.Operation, PromptTokens: want.PromptTokens, Affinity: affinityKey(want.Model, want.Affinity),
+		MaxWait: want.MaxWait, Avoid: want.Avoid,
 	}}
 	l.in.put(item{isPool: true, waiter: w, pool: pool.Enqueue(&w.request)}, false)
 	select {
@@ -370,6 +372,18 @@ func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, e
 	case <-l.stopped:
 		return httpapi.Grant{}, pool.ErrStopping
 	}
+}
+
+// affinitySeed makes keys that nobody outside can aim at another's.
+var affinitySeed = maphash.MakeSeed()
+
+// affinityKey is the pool's word for what a request belongs to, for each model
+// apart: another model is other providers. 0: nothing.
+func affinityKey(model, affinity string) uint64 {
+	if affinity == "" {
+		return 0
+	}
+	return max(maphash.Comparable(affinitySeed, [2]string{model, affinity}), 1)
 }
 
 // returnSlot gives a slot back; dispatch calls it, once per attempt. Attempts
