@@ -104,6 +104,7 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		}
 	}
 	e.metrics = newMetrics(deps.Metrics)
+	deps.Metrics.MustRegister(newGauges(e.State, e.now))
 	return e, nil
 }
 
