@@ -181,7 +181,7 @@ func (e *Edge) Run(ctx context.Context) error {
 		func(node string, gen uint64, adapter string, targets []string) {
 			e.loop.in.put(item{isPool: true, pool: pool.AdoptTargets(node, gen, adapter, targets)}, false)
 		}, e.cfg.DiscoverInterval, e.log)
-	api := httpapi.New(httpapi.Config{Limits: e.cfg.Limits, Keys: e.keys}, httpapi.Deps{
+	api := httpapi.New(httpapi.ConfigOf(&e.cfg, e.keys), httpapi.Deps{
 		Pool: e.loop, Runner: e.dispatch, Log: e.log, Metrics: e.deps.Metrics, Now: e.now,
 	})
 

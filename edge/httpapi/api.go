@@ -22,8 +22,18 @@ type Config struct {
 	// OptInHeaders adds x-iop-node, x-iop-provider, x-iop-attempts and
 	// x-iop-queue-ms to answers (E11).
 	OptInHeaders bool
+	// RetryOn are the statuses of a provider's answer for which another one is
+	// asked (Q5), of every model that Models does not name with its own.
+	RetryOn configs.Statuses
+	Models  []configs.ModelGroup
 	// SpoolDir is where large bodies are kept; empty: the system's.
 	SpoolDir string
+}
+
+// ConfigOf is what an Edge's configuration says of its callers, whose keys were
+// read already.
+func ConfigOf(cfg *configs.Edge, keys []Key) Config {
+	return Config{Limits: cfg.Limits, Keys: keys, RetryOn: cfg.RetryOn, Models: cfg.Models.Groups}
 }
 
 // Deps are the API's collaborators. Log, Metrics and Now may be left out.
@@ -45,6 +55,7 @@ type API struct {
 	now     func() time.Time
 	keys    []*keyState
 	bodies  *bodies
+	retry   retryPolicy
 	metrics *metrics
 }
 
@@ -63,6 +74,7 @@ func New(cfg Config, deps Deps) *API {
 	}
 	l := cfg.Limits
 	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir}
+	a.retry = newRetryPolicy(cfg.RetryOn, cfg.Models)
 	a.metrics = newMetrics(deps.Metrics, a.bodies)
 	return a
 }

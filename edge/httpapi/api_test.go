@@ -94,22 +94,25 @@ func TestEveryClassHasItsRow(t *testing.T) {
 // Contract: H6 E12
 func TestNext(t *testing.T) {
 	for _, c := range []struct {
-		why       reason
-		committed bool
-		attempts  int
-		want      bool
+		why              reason
+		asked, committed bool
+		attempts         int
+		want             bool
 	}{
-		{reason(wire.Unreachable), false, 1, true},
-		{reason(wire.Unreachable), false, maxAttempts - 1, true},
-		{reason(wire.Unreachable), false, maxAttempts, false},
-		{reason(wire.Unreachable), true, 1, false},
-		{reason(wire.Stalled), false, 1, true},
-		{reason(wire.Provider), false, 1, false},
-		{reason(wire.Cancelled), false, 1, false},
-		{queueFull, false, 1, false},
-		{"", false, 1, false},
+		{reason(wire.Unreachable), false, false, 1, true},
+		{reason(wire.Unreachable), false, false, maxAttempts - 1, true},
+		{reason(wire.Unreachable), false, false, maxAttempts, false},
+		{reason(wire.Unreachable), false, true, 1, false},
+		{reason(wire.Stalled), false, false, 1, true},
+		{reason(wire.Provider), false, false, 1, false},
+		{reason(wire.Provider), true, false, 1, true},
+		{reason(wire.Provider), true, true, 1, false},
+		{reason(wire.Provider), true, false, maxAttempts, false},
+		{reason(wire.Cancelled), false, false, 1, false},
+		{queueFull, false, false, 1, false},
+		{"", false, false, 1, false},
 	} {
-		if got := next(c.why, c.committed, c.attempts); got != c.want {
+		if got := next(c.why, c.asked, c.committed, c.attempts); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

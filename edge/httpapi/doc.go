@@ -16,8 +16,9 @@
 //	    "model", and none of the caller's credentials. A body that came encoded is
 //	    decoded once and goes on as if it had come so.
 //	I3  Another attempt is made only while nothing was committed to the caller,
-//	    the class allows it and attempts are left. Each has its own run id, slot
-//	    and body.
+//	    the class allows it, or the operator for the status of an answer, and
+//	    attempts are left. Each has its own run id, slot and body. An answer that
+//	    is kept back for it is lost only to a better one.
 //	I4  Nothing that can fail stands between Acquire and Do: a granted slot always
 //	    reaches Do, which returns it.
 //	I5  After commitment a failure is visible: an event stream gets the error event

@@ -181,9 +181,10 @@ func errorObject(why reason, detail string) errorBody {
 const maxAttempts = 3
 
 // next decides whether a request whose attempt ended with why may have another
-// one (E12, H6, I3). attempts counts those made.
-func next(why reason, committed bool, attempts int) bool {
-	return !committed && attempts < maxAttempts && table[why].retry
+// one (E12, H6, I3): where the class allows it, or where the operator asked for it
+// by the status of the provider's answer (Q5). attempts counts those made.
+func next(why reason, asked, committed bool, attempts int) bool {
+	return !committed && attempts < maxAttempts && (asked || table[why].retry)
 }
 
 // cancelled says why ctx ended: a caller that left cancels without a cause of

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
@@ -36,6 +37,11 @@ type exchange struct {
 	granted Grant
 	tries   int
 	waited  time.Duration
+
+	retryOn configs.Statuses // the model's
+	others  bool             // another attempt may be made elsewhere
+	holding *heldAnswer      // of the attempt at hand
+	held    *heldAnswer      // of the last attempt that had a whole one
 
 	writeArmed time.Time
 
@@ -156,6 +162,15 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 	if status < 200 || status > 599 {
 		return x.refuse(wire.Errorf(wire.Protocol, "the answer has no final status"))
 	}
+	if x.others && x.retryOn.Has(status) {
+		head := answerHead{status: status, header: http.Header{}}
+		var fault *wire.Error
+		if head.length, fault = fromProvider(head.header, header); fault != nil {
+			return x.refuse(fault)
+		}
+		x.hold(head)
+		return nil
+	}
 	h := x.w.Header()
 	shown := h["X-Request-Id"]
 	clear(h) // of an attempt before this one
@@ -166,6 +181,12 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 		return x.refuse(fault)
 	}
 	h["X-Request-Id"] = shown
+	return x.commit(status, length)
+}
+
+// commit gives the caller the status and the provider's headers as they stand.
+func (x *exchange) commit(status int, length int64) error {
+	h := x.w.Header()
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil // net/http would guess one
 	}
@@ -173,7 +194,7 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 	x.setClose(h)
 	x.length = length
 	x.status = status
-	x.bodiless = status == http.StatusNoContent || status == http.StatusNotModified
+	x.bodiless = bodiless(status)
 	if isEventStream(h) && length < 0 && !x.bodiless {
 		x.events = newEventWatch(x.dialect)
 	}
@@ -186,6 +207,10 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 	}
 	x.disarmWrite()
 	return nil
+}
+
+func bodiless(status int) bool {
+	return status == http.StatusNoContent || status == http.StatusNotModified
 }
 
 // refuse keeps an answer from being written.
@@ -201,6 +226,15 @@ func (x *exchange) Body(p []byte) error {
 	}
 	if x.broken != nil {
 		return x.broken
+	}
+	if h := x.holding; h != nil {
+		if h.add(p) {
+			return nil
+		}
+		x.holding = nil
+		if err := x.release(h); err != nil {
+			return err
+		}
 	}
 	if x.bodiless || (x.length >= 0 && x.sent+int64(len(p)) > x.length) {
 		return x.refuse(wire.Errorf(wire.Protocol, "the answer is longer than it said"))
@@ -237,6 +271,10 @@ func (x *exchange) Trailer(fields []*iopv1.Header) error {
 		return err
 	}
 	h := x.w.Header()
+	if x.holding != nil {
+		h = http.Header{}
+		x.holding.trailer = h
+	}
 	for _, f := range fields {
 		if !validName(f.GetName()) || !validValue(f.GetValue()) {
 			return x.refuse(wire.Errorf(wire.Protocol, "the answer has a malformed trailer"))

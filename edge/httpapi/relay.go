@@ -113,6 +113,7 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 		PromptTokens: promptTokens(b.size),
 		Affinity:     affinityOf(x.key.principal, r.Header, x.named.cacheKey),
 	}
+	x.retryOn = a.retry.on(want.Model)
 	for {
 		grant, err := a.pool.Acquire(ctx, want)
 		if err != nil {
@@ -120,7 +121,7 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 				return gone
 			}
 			if x.tries > 0 {
-				return why // the failure that asked for another attempt tells more
+				return x.settle(why) // the failure that asked for another attempt tells more
 			}
 			if why = reasonOf(err); why == unknownModel {
 				x.detail = a.modelHint(x.key, want.Model, why)
@@ -128,9 +129,10 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 			return why
 		}
 		x.model = want.Model
-		x.granted = grant
+		x.granted, x.fault = grant, nil
 		x.waited += grant.Waited
 		x.tries++
+		x.others = grant.Others > 0 && x.tries < maxAttempts
 		content, size := b.naming(x.named, grant.Slot.Target)
 		result := a.runner.Do(ctx, dispatch.Attempt{
 			RunID:        wire.NewRunID(),
@@ -145,10 +147,19 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 			Stream:       x.named.stream,
 			StallTimeout: grant.StallTimeout,
 		}, x)
+		asked := x.holding != nil // for another attempt, by the answer's status
 		why = x.outcome(ctx, result)
 		a.metrics.attempt(why)
-		if !next(why, x.committed, x.tries) {
-			return why
+		if why == "" {
+			return ""
+		}
+		if gone := cancelled(ctx); gone == callerGone {
+			return gone
+		} else if gone != "" {
+			return x.settle(why)
+		}
+		if !next(why, asked, x.committed, x.tries) {
+			return x.settle(why)
 		}
 		want.Avoid = append(want.Avoid, grant.Slot.Provider)
 		want.MaxWait = retryWait
@@ -159,6 +170,14 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
 	x.usage = result.Usage
 	gone := cancelled(ctx)
+	if h := x.holding; h != nil {
+		x.holding = nil
+		if result.Err == nil && x.fault == nil && h.whole() {
+			h.usage = result.Usage
+			x.held = h
+			return reason(wire.Provider)
+		}
+	}
 	switch {
 	case x.fault != nil:
 		return brokenAnswer

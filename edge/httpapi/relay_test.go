@@ -787,7 +787,7 @@ func TestThePoolIsToldHowLongThePromptIs(t *testing.T) {
 	f.chat(plainChat)
 	f.chat(plainChat + strings.Repeat(" ", 400))
 	short, long := f.pool.wants[0].PromptTokens, f.pool.wants[1].PromptTokens
-	if short != (int64(len(plainChat))+3)/4 || long != short+100 {
+	if short != (int64(len(plainChat))+3)/4 || long != short+100 || promptTokens(1) != 1 {
 		t.Errorf("%d and %d", short, long)
 	}
 }
