@@ -4,6 +4,7 @@
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
 # make compose the compose file brought up for real, streamed through, broken and taken down
+# make churn   streams whose callers leave and whose provider fails
 # make herd    a thousand Nodes that dial one broker at once
 # make fuzz    every fuzz target for FUZZTIME each
 
@@ -13,7 +14,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama herd compose
+.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama herd compose
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -71,6 +72,12 @@ STREAMS ?= 20000
 streams:
 	IOP_STREAMS=$(STREAMS) go test ./test/e2e -run 'TestFastStreams' -count 1 -v -timeout 20m | grep -v level=
 	go test ./test/e2e -run '^$$' -bench 'CallerGone|NodeKilled' -benchtime 50x -timeout 20m | grep -v level=
+
+# A fifth of the callers leaving at random moments, a tenth of the answers failing:
+# every place comes back, memory and goroutines stay where they were.
+CHURN ?= 30000
+churn:
+	IOP_CHURN=$(CHURN) go test ./test/e2e -run '^TestChurn$$' -count 1 -v -timeout 20m | grep -v level=
 
 # A real Ollama with a tiny scripted model behind the product, the Go SDKs as callers.
 ollama: build
