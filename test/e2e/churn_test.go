@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/iop-fabric/iop/configs"
-	"github.com/iop-fabric/iop/edge/admin"
 	"github.com/iop-fabric/iop/internal/ioptest"
 )
 
@@ -192,29 +191,7 @@ func churnOne(ctx context.Context, f *ioptest.Fabric, rnd *rand.Rand, whole stri
 func quiet(t *testing.T, f *ioptest.Fabric) {
 	t.Helper()
 	f.Client.CloseIdleConnections()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	hang := time.After(ioptest.Hang)
-	for {
-		s, err := f.Edge.State(t.Context())
-		if err == nil && s.Pool.Held == 0 && s.Pool.Waiting == 0 && idle(s) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-hang:
-			t.Fatalf("%d places are in use and %d requests wait: %+v %v", s.Pool.Held, s.Pool.Waiting, s.Pool.Providers, err)
-		}
-	}
-}
-
-func idle(s admin.State) bool {
-	for _, p := range s.Pool.Providers {
-		if p.InFlight != 0 || p.Queued != 0 {
-			return false
-		}
-	}
-	return true
+	waitFor(t, f, func(held, waiting int) bool { return held == 0 && waiting == 0 })
 }
 
 // footprint is the living heap and the goroutines.
