@@ -314,13 +314,13 @@ func (s *service) loop() {
 			out = s.step(core, ev)
 		case <-tick.C:
 			out = core.Expire(s.b.now())
+			s.b.metrics.sessions.Set(float64(core.Sessions()))
 		case <-s.ctx.Done():
 			return
 		}
 		for _, ef := range core.Mine(out) {
 			s.apply(ef)
 		}
-		s.b.metrics.sessions.Set(float64(core.Sessions()))
 	}
 }
 
