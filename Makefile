@@ -5,7 +5,7 @@
 # make bench   the product beside the bare hop of the harness, interleaved
 # make compose the compose file brought up for real, streamed through, broken and taken down
 # make churn   streams whose callers leave and whose provider fails
-# make herd    a thousand Nodes that dial one broker at once
+# make herd    a thousand Nodes that dial one broker at once, and then idle
 # make fuzz    every fuzz target for FUZZTIME each
 
 SHELL := /bin/bash
@@ -87,9 +87,9 @@ ollama: build
 compose:
 	test/compose/run.sh
 
-# A thousand Nodes that dial one broker at once: time and CPU.
+# A thousand Node daemons that dial one broker at once, then idle: time, CPU, memory.
 herd:
-	BROKER_HERD=1000 go test ./broker -run '^TestHerd$$' -count=1 -v
+	HERD=1000 HERD_IDLE=30s go test ./test/herd -run '^TestHerd$$' -count=1 -v -timeout 10m
 
 clean:
 	rm -rf bin
