@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/iop-fabric/iop/internal/up"
 )
 
 // version is set by the build.
@@ -30,6 +32,7 @@ func main() {
 	// Libraries that print by themselves could print what a peer sent (O2); what
 	// matters is logged by us.
 	log.SetOutput(io.Discard)
+	up.Version = version
 	ctx, cancel := context.WithCancel(context.Background())
 	stop := make(chan os.Signal, 2) // two are told apart, a third means the same
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)

@@ -22,7 +22,7 @@ func TestStatus(t *testing.T) {
 	x := start(t, "--data-dir", dir, "--demo")
 	for command, want := range map[string][]string{
 		"status":    {"edge local is ready", "NODE", "PROVIDER", "MODEL", "here", "here/demo/demo", "0/64"},
-		"nodes":     {"NODE", "here", "ready"},
+		"nodes":     {"NODE", "here", "ready", "iop/"},
 		"providers": {"here/demo/demo", "available", "0/64"},
 		"models":    {"demo", "auto", "here/demo/demo"},
 	} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
@@ -25,6 +26,12 @@ import (
 	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
+
+// Version is what this build is called; main sets it before anything runs.
+var Version = "dev"
+
+// software says who a Node is, for people.
+func software() string { return "iop/" + Version + " " + runtime.GOOS + "/" + runtime.GOARCH }
 
 // Info is what `iop up` tells once it serves.
 type Info struct {
@@ -258,7 +265,7 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 		return natsbus.Dial(ctx, o)
 	}
 	return node.New(cfg, node.Deps{
-		Dial: dial, Adapters: NewAdapter, InstanceID: instance,
+		Dial: dial, Adapters: NewAdapter, InstanceID: instance, Software: software(),
 		Identity: node.Identity{Certificate: r.cert, User: r.user, Curve: curve, CA: r.pool},
 		Log:      log, Metrics: metrics,
 	})
