@@ -20,12 +20,13 @@ const peerQueue = 1 << 16
 
 // item is one event on its way to the loop; exactly one field is set.
 type item struct {
-	reg    registry.Event
-	pool   pool.Event
-	isPool bool
-	waiter *waiter       // with isPool: an Enqueue, or (leaving) a CancelWaiter
-	regis  *registration // with a RegisterReceived
-	do     func()        // a question to the cores, answered on the loop
+	reg     registry.Event
+	pool    pool.Event
+	isPool  bool
+	waiter  *waiter // who wants a slot, or, leaving, no more
+	leaving bool
+	regis   *registration // with a RegisterReceived
+	do      func()        // a question to the cores, answered on the loop
 }
 
 // inbox is the loop's: many write, one reads. It never blocks a writer.
@@ -71,17 +72,13 @@ func (b *inbox) take() []item {
 	return out
 }
 
-// waiter is one request between Acquire and the loop. The loop alone writes
-// answer; leaving says that nobody reads it any more.
+// waiter is one request between Acquire and the loop. The loop alone writes grant
+// and err, before it sends on answered; who has left reads neither.
 type waiter struct {
-	request pool.Request
-	answer  chan answer // one place, so the loop never waits
-	leaving bool        // loop-owned
-}
-
-type answer struct {
-	grant httpapi.Grant
-	err   error
+	request  pool.Request
+	answered chan struct{} // one place, so the loop never waits
+	grant    httpapi.Grant
+	err      error
 }
 
 // port is what the loop needs of the shell around it. No method blocks.
@@ -190,14 +187,14 @@ func (l *loop) handle(now time.Time, it item) {
 	switch {
 	case it.do != nil:
 		it.do()
+	case it.leaving:
+		l.leave(now, it.waiter)
+	case it.waiter != nil:
+		l.waiters[it.waiter.request.Waiter] = it.waiter
+		l.stepPool(now, pool.Enqueue(&it.waiter.request))
 	case !it.isPool:
 		l.stepRegistry(now, it.reg, it.regis)
-	case it.waiter == nil:
-		l.stepPool(now, it.pool)
-	case it.waiter.leaving:
-		l.leave(now, it.waiter)
 	default:
-		l.waiters[it.waiter.request.Waiter] = it.waiter
 		l.stepPool(now, it.pool)
 	}
 }
@@ -210,12 +207,8 @@ func (l *loop) leave(now time.Time, w *waiter) {
 		l.stepPool(now, pool.CancelWaiter(w.request.Waiter))
 		return
 	}
-	select {
-	case a := <-w.answer:
-		if a.err == nil {
-			l.stepPool(now, pool.ReturnSlot(a.grant.Slot.ID, pool.ByNotSent))
-		}
-	default:
+	if w.err == nil {
+		l.stepPool(now, pool.ReturnSlot(w.grant.Slot.ID, pool.ByNotSent))
 	}
 }
 
@@ -310,10 +303,10 @@ func (l *loop) applyPool(e *pool.Effect) {
 	switch e.Kind {
 	case pool.Granted:
 		l.metrics.wait.Observe(e.Waited.Seconds())
-		l.answer(e.Waiter, answer{grant: httpapi.Grant{Slot: e.Slot, StallTimeout: e.StallTimeout, Waited: e.Waited, Others: e.Others}})
+		l.answer(e.Waiter, httpapi.Grant{Slot: e.Slot, StallTimeout: e.StallTimeout, Waited: e.Waited, Others: e.Others}, nil)
 	case pool.Refused:
 		l.metrics.refused.WithLabelValues(refusal(e.Err)).Inc()
-		l.answer(e.Waiter, answer{err: e.Err})
+		l.answer(e.Waiter, httpapi.Grant{}, e.Err)
 	case pool.EndAttempt:
 		l.port.endAttempt(e.Slot, e.Cause)
 	case pool.SlotReturned:
@@ -327,10 +320,11 @@ func (l *loop) applyPool(e *pool.Effect) {
 	}
 }
 
-func (l *loop) answer(id pool.WaiterID, a answer) {
+func (l *loop) answer(id pool.WaiterID, grant httpapi.Grant, err error) {
 	if w := l.waiters[id]; w != nil {
 		delete(l.waiters, id)
-		w.answer <- a
+		w.grant, w.err = grant, err
+		w.answered <- struct{}{}
 	}
 }
 
@@ -354,24 +348,30 @@ func refusal(err error) string {
 	}
 }
 
-// Acquire implements httpapi.Pool.
+// Acquire implements httpapi.Pool. While it waits it holds little stack: with the
+// frame of enqueue in its own, each waiting request would need a stack twice as large.
 func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, error) {
-	w := &waiter{answer: make(chan answer, 1), request: pool.Request{
-		Waiter: pool.WaiterID(l.nextID.Add(1)), Model: want.Model, Principal: want.Principal,
-		Operation: want.Operation, PromptTokens: want.PromptTokens, Affinity: affinityKey(want.Model, want.Affinity),
-		MaxWait: want.MaxWait, Avoid: want.Avoid,
-	}}
-	l.in.put(item{isPool: true, waiter: w, pool: pool.Enqueue(&w.request)}, false)
+	w := l.enqueue(&want)
 	select {
-	case a := <-w.answer:
-		return a.grant, a.err
+	case <-w.answered:
+		return w.grant, w.err
 	case <-ctx.Done():
-		left := &waiter{answer: w.answer, request: w.request, leaving: true}
-		l.in.put(item{isPool: true, waiter: left}, false)
+		l.in.put(item{waiter: w, leaving: true}, false)
 		return httpapi.Grant{}, context.Cause(ctx)
 	case <-l.stopped:
 		return httpapi.Grant{}, pool.ErrStopping
 	}
+}
+
+//go:noinline
+func (l *loop) enqueue(want *httpapi.Want) *waiter {
+	w := &waiter{answered: make(chan struct{}, 1), request: pool.Request{
+		Waiter: pool.WaiterID(l.nextID.Add(1)), Model: want.Model, Principal: want.Principal,
+		Operation: want.Operation, PromptTokens: want.PromptTokens, Affinity: affinityKey(want.Model, want.Affinity),
+		MaxWait: want.MaxWait, Avoid: want.Avoid,
+	}}
+	l.in.put(item{waiter: w}, false)
+	return w
 }
 
 // affinitySeed makes keys that nobody outside can aim at another's.
