@@ -3,6 +3,7 @@ package configs
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -47,4 +48,22 @@ func (d *decoder) status(n *yaml.Node, path string) Status {
 		d.fault(n, path, "%s, got %s", wantStatus, kind(n))
 	}
 	return s
+}
+
+// KeepAlive has ": keep-alive" comments written into the event streams of callers.
+// They are not the provider's bytes, so they are off unless they are asked for. One
+// that comes before the provider's answer makes its status 200: what the provider
+// says instead is told in the stream, and no other provider is tried.
+type KeepAlive struct {
+	Interval time.Duration `yaml:"interval"` // between two bytes; 0s (default): off
+	Queued   bool          `yaml:"queued"`   // also while the request waits for a provider
+}
+
+func (k KeepAlive) validate(v *validator) {
+	if k.Interval != 0 && k.Interval < time.Second {
+		v.fault("edge.keep_alive.interval", "must be at least 1s, or 0s for none")
+	}
+	if k.Queued && k.Interval == 0 {
+		v.fault("edge.keep_alive.queued", "needs edge.keep_alive.interval, such as 15s")
+	}
 }

@@ -90,6 +90,8 @@ type Edge struct {
 	Nodes   []EdgeNode `yaml:"nodes"`
 	Queue   Queue      `yaml:"queue"`
 	Limits  Limits     `yaml:"limits"`
+	// KeepAlive keeps slow streams from being taken for dead ones (E8).
+	KeepAlive KeepAlive `yaml:"keep_alive"`
 
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval"` // 1s
 	HeartbeatBound    time.Duration `yaml:"heartbeat_bound"`    // 5s

@@ -273,6 +273,7 @@ func (e *Edge) validate(v *validator, made bool) {
 	e.validateModels(v, providers)
 	e.validateTimes(v)
 	e.Limits.validate(v)
+	e.KeepAlive.validate(v)
 }
 
 func (e *Edge) validateTimes(v *validator) {

@@ -26,6 +26,8 @@ type Config struct {
 	// asked (Q5), of every model that Models does not name with its own.
 	RetryOn configs.Statuses
 	Models  []configs.ModelGroup
+	// KeepAlive has comments written into streams that are slow (E8).
+	KeepAlive configs.KeepAlive
 	// SpoolDir is where large bodies are kept; empty: the system's.
 	SpoolDir string
 }
@@ -33,7 +35,9 @@ type Config struct {
 // ConfigOf is what an Edge's configuration says of its callers, whose keys were
 // read already.
 func ConfigOf(cfg *configs.Edge, keys []Key) Config {
-	return Config{Limits: cfg.Limits, Keys: keys, RetryOn: cfg.RetryOn, Models: cfg.Models.Groups}
+	return Config{
+		Limits: cfg.Limits, Keys: keys, RetryOn: cfg.RetryOn, Models: cfg.Models.Groups, KeepAlive: cfg.KeepAlive,
+	}
 }
 
 // Deps are the API's collaborators. Log, Metrics and Now may be left out.
@@ -45,8 +49,8 @@ type Deps struct {
 	Now     func() time.Time
 }
 
-// API is the callers' surface. It is safe for concurrent use and starts no
-// goroutine.
+// API is the callers' surface. It is safe for concurrent use; a goroutine it
+// starts ends with its request.
 type API struct {
 	cfg     Config
 	pool    Pool

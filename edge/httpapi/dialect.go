@@ -33,16 +33,17 @@ func (d dialect) errorOf(why reason, detail, id string) []byte {
 	return openAIError(why, detail)
 }
 
-// errorEvent is the event that ends a stream which failed (E6).
-func (d dialect) errorEvent(why reason, id string) []byte {
+// errorEvent is the event that ends a stream which failed (E6), with a detail as
+// errorOf has it.
+func (d dialect) errorEvent(why reason, detail, id string) []byte {
 	var b []byte
 	switch d {
 	case anthropic:
-		b = append(append(b, "event: error\ndata: "...), anthropicError(why, "", id)...)
+		b = append(append(b, "event: error\ndata: "...), anthropicError(why, detail, id)...)
 	case responses:
-		b = append(append(b, "event: error\ndata: "...), responsesError(why)...)
+		b = append(append(b, "event: error\ndata: "...), responsesError(why, detail)...)
 	default:
-		b = append(append(b, "data: "...), openAIError(why, "")...)
+		b = append(append(b, "data: "...), openAIError(why, detail)...)
 	}
 	return append(b, "\n\n"...)
 }
@@ -115,8 +116,8 @@ func anthropicError(why reason, detail, id string) []byte {
 
 // responsesError is the Responses' error event. The client libraries look for
 // "error" in every event and raise it, so the common object is there as well.
-func responsesError(why reason) []byte {
-	e := errorObject(why, "")
+func responsesError(why reason, detail string) []byte {
+	e := errorObject(why, detail)
 	return marshal(struct {
 		Type    string  `json:"type"`
 		Code    string  `json:"code"`

@@ -109,15 +109,18 @@ func (e *eventWatch) unfinished() bool {
 
 // failure is the dialect's error event, begun on a line of its own wherever the
 // provider's bytes stopped.
-func (e *eventWatch) failure(why reason, id string) []byte {
+func (e *eventWatch) failure(why reason, detail, id string) []byte {
 	var b []byte
 	if lines := e.newlines(); e.tailLen > 0 {
 		for range 2 - lines {
 			b = append(b, '\n')
 		}
 	}
-	return append(b, e.dialect.errorEvent(why, id)...)
+	return append(b, e.dialect.errorEvent(why, detail, id)...)
 }
+
+// between reports whether nothing but whole events came so far.
+func (e *eventWatch) between() bool { return e.tailLen == 0 || e.newlines() == 2 }
 
 // newlines counts the line ends, up to two, that the stream ends with.
 func (e *eventWatch) newlines() (n int) {

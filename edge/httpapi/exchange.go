@@ -43,6 +43,9 @@ type exchange struct {
 	holding *heldAnswer      // of the attempt at hand
 	held    *heldAnswer      // of the last attempt that had a whole one
 
+	alive     *keepAlive // nil: off
+	keptAlive bool       // it committed the answer
+
 	writeArmed time.Time
 
 	committed bool
@@ -159,8 +162,13 @@ func (p *pacedReader) due(stalled time.Time, came int64) time.Time {
 
 // Start commits status and headers to the caller.
 func (x *exchange) Start(status int, header []*iopv1.Header) error {
+	x.lock()
+	defer x.unlock()
 	if status < 200 || status > 599 {
 		return x.refuse(wire.Errorf(wire.Protocol, "the answer has no final status"))
+	}
+	if x.keptAlive {
+		return x.startAlive(status, header)
 	}
 	if x.others && x.retryOn.Has(status) {
 		head := answerHead{status: status, header: http.Header{}}
@@ -196,6 +204,9 @@ func (x *exchange) commit(status int, length int64) error {
 	x.status = status
 	x.bodiless = bodiless(status)
 	if isEventStream(h) && length < 0 && !x.bodiless {
+		if _, ok := h["X-Accel-Buffering"]; !ok {
+			h["X-Accel-Buffering"] = noBuffering // or a proxy before us may collect it (A70)
+		}
 		x.events = newEventWatch(x.dialect)
 	}
 	x.armWrite()
@@ -203,11 +214,13 @@ func (x *exchange) commit(status int, length int64) error {
 	x.firstByte = x.api.now()
 	x.w.WriteHeader(status)
 	if x.named.stream || x.events != nil {
-		return x.Flush()
+		return x.flush()
 	}
 	x.disarmWrite()
 	return nil
 }
+
+var noBuffering = []string{"no"}
 
 func bodiless(status int) bool {
 	return status == http.StatusNoContent || status == http.StatusNotModified
@@ -221,6 +234,12 @@ func (x *exchange) refuse(fault *wire.Error) error {
 
 // Body hands bytes on as they are.
 func (x *exchange) Body(p []byte) error {
+	x.lock()
+	defer x.unlock()
+	return x.write(p)
+}
+
+func (x *exchange) write(p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
@@ -228,7 +247,7 @@ func (x *exchange) Body(p []byte) error {
 		return x.broken
 	}
 	if h := x.holding; h != nil {
-		if h.add(p) {
+		if h.add(p) || x.keptAlive {
 			return nil
 		}
 		x.holding = nil
@@ -251,6 +270,12 @@ func (x *exchange) Body(p []byte) error {
 
 // Flush sends what Body kept back.
 func (x *exchange) Flush() error {
+	x.lock()
+	defer x.unlock()
+	return x.flush()
+}
+
+func (x *exchange) flush() error {
 	if x.broken != nil {
 		return x.broken
 	}
@@ -267,7 +292,9 @@ func (x *exchange) Flush() error {
 // was given.
 func (x *exchange) Trailer(fields []*iopv1.Header) error {
 	// Until something was flushed net/http may still give the answer a length.
-	if err := x.Flush(); err != nil {
+	x.lock()
+	defer x.unlock()
+	if err := x.flush(); err != nil {
 		return err
 	}
 	h := x.w.Header()
@@ -323,14 +350,14 @@ func (x *exchange) conclude(r *http.Request, why reason) (abort bool) {
 	case !x.committed:
 		x.refuseWith(why)
 		return x.broken != nil
-	case x.events != nil && !x.events.whole() && x.fault == nil && !x.cut:
+	case x.events != nil && !x.events.whole() && !x.cut && (x.fault == nil || x.firstByte.IsZero()):
 		x.armWrite()
-		_, err := x.w.Write(x.events.failure(why, x.shown()))
+		_, err := x.w.Write(x.events.failure(why, x.detail, x.shown()))
 		return x.wrote(err) != nil
 	default:
 		// What was given is a true beginning of the answer; it goes out before the
 		// connection breaks.
-		_ = x.Flush()
+		_ = x.flush()
 		return true
 	}
 }

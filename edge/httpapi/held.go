@@ -87,10 +87,10 @@ func (x *exchange) release(h *heldAnswer) error {
 	if err := x.commit(h.head.status, h.head.length); err != nil {
 		return err
 	}
-	if err := x.Body(h.body); err != nil || len(h.trailer) == 0 {
+	if err := x.write(h.body); err != nil || len(h.trailer) == 0 {
 		return err
 	}
-	if err := x.Flush(); err != nil {
+	if err := x.flush(); err != nil {
 		return err
 	}
 	maps.Copy(x.w.Header(), h.trailer)

@@ -114,8 +114,16 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 		Affinity:     affinityOf(x.key.principal, r.Header, x.named.cacheKey),
 	}
 	x.retryOn = a.retry.on(want.Model)
+	if alive := a.cfg.KeepAlive; keepsAlive(alive, x) {
+		x.alive = newKeepAlive(x, alive.Interval)
+		defer x.alive.close()
+	}
 	for {
+		if a.cfg.KeepAlive.Queued && x.tries == 0 {
+			x.alive.begin()
+		}
 		grant, err := a.pool.Acquire(ctx, want)
+		x.alive.end()
 		if err != nil {
 			if gone := cancelled(ctx); gone != "" {
 				return gone
@@ -134,6 +142,7 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 		x.tries++
 		x.others = grant.Others > 0 && x.tries < maxAttempts
 		content, size := b.naming(x.named, grant.Slot.Target)
+		x.alive.begin()
 		result := a.runner.Do(ctx, dispatch.Attempt{
 			RunID:        wire.NewRunID(),
 			Slot:         grant.Slot,
@@ -147,6 +156,7 @@ func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *
 			Stream:       x.named.stream,
 			StallTimeout: grant.StallTimeout,
 		}, x)
+		x.alive.end()
 		asked := x.holding != nil // for another attempt, by the answer's status
 		why = x.outcome(ctx, result)
 		a.metrics.attempt(why)
@@ -172,6 +182,10 @@ func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
 	gone := cancelled(ctx)
 	if h := x.holding; h != nil {
 		x.holding = nil
+		if x.keptAlive && result.Err == nil && x.fault == nil {
+			x.detail = toldInstead(h)
+			return reason(wire.Provider)
+		}
 		if result.Err == nil && x.fault == nil && h.whole() {
 			h.usage = result.Usage
 			x.held = h
@@ -183,7 +197,7 @@ func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
 		return brokenAnswer
 	case x.broken != nil:
 		return callerGone
-	case result.Err == nil && !x.committed:
+	case result.Err == nil && x.firstByte.IsZero():
 		return brokenAnswer // an end without a beginning; never a 200 without bytes
 	case result.Err == nil && x.length >= 0 && x.sent < x.length && !x.bodiless:
 		x.cut = true

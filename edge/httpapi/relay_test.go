@@ -408,6 +408,24 @@ func TestEachChunkArrivesBeforeTheNextIsThere(t *testing.T) {
 	}
 }
 
+// Contract: E4
+func TestA70ProxiesAreToldNotToBuffer(t *testing.T) {
+	f := newFixture(t)
+	for name, c := range map[string]struct {
+		header []string
+		want   string
+	}{
+		"a stream":           {eventStream, "no"},
+		"the provider's own": {append([]string{"X-Accel-Buffering", "yes"}, eventStream...), "yes"},
+		"no stream":          {[]string{"Content-Type", "application/json"}, ""},
+	} {
+		f.runner.answer = says(200, fields(c.header...), "data: [DONE]\n\n")
+		if resp, _ := f.chat(plainChat); strings.Join(resp.Header["X-Accel-Buffering"], ",") != c.want {
+			t.Errorf("%s: %v", name, resp.Header)
+		}
+	}
+}
+
 // Contract: T3
 func TestTrailersPass(t *testing.T) {
 	f := newFixture(t)

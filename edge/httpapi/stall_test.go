@@ -51,9 +51,14 @@ func (pipeAddr) String() string  { return "pipe" }
 
 // inBubble runs test with an API of default limits behind pipes.
 func inBubble(t *testing.T, test func(t *testing.T, p *pipes, runner *fakeRunner)) {
+	inBubbleWith(t, Config{}, &fakePool{}, test)
+}
+
+func inBubbleWith(t *testing.T, cfg Config, fp *fakePool, test func(t *testing.T, p *pipes, runner *fakeRunner)) {
 	synctest.Test(t, func(t *testing.T) {
 		runner := &fakeRunner{answer: slowly}
-		api := New(Config{Keys: []Key{{Name: "alice", Digest: DigestOf(goodKey)}}}, Deps{Pool: &fakePool{}, Runner: runner})
+		cfg.Keys = []Key{{Name: "alice", Digest: DigestOf(goodKey)}}
+		api := New(cfg, Deps{Pool: fp, Runner: runner})
 		server := api.Server(api.Handler())
 		server.Protocols = new(http.Protocols)
 		server.Protocols.SetHTTP1(true)
