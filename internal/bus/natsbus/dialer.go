@@ -3,8 +3,14 @@ package natsbus
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
+	"net/url"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,18 +22,43 @@ type dialer struct {
 	ctx     context.Context //nolint:containedctx // the Conn's life: the library's dialer interface has no context
 	timeout time.Duration
 	inner   nats.InProcessConnProvider
+	tls     *tls.Config
+	servers []string // host:port, in an order of chance
 
 	mu      sync.Mutex
 	aborted bool
 	settled bool
 	cancel  context.CancelFunc // of a dial in its midst
 	opened  []net.Conn         // before settle
+	last    string             // the server of the connection before
 }
 
 var errAborted = errors.New("dial abandoned")
 
-// Dial is nats.CustomDialer.
-func (d *dialer) Dial(network, address string) (net.Conn, error) {
+// patience is how long a server may take to answer by TLS before the next one is
+// asked beside it (N5).
+const patience = time.Second
+
+// addresses are the servers of urls, shuffled.
+func addresses(urls []string) []string {
+	var out []string
+	for _, raw := range urls {
+		address := strings.TrimPrefix(raw, "tls://")
+		if u, err := url.Parse(raw); err == nil && u.Host != "" {
+			address = u.Host
+			if u.Port() == "" {
+				address = net.JoinHostPort(u.Hostname(), "4222")
+			}
+		}
+		out = append(out, address)
+	}
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+// Dial is nats.CustomDialer. Which of its servers the library asks for is no
+// matter: all are tried, the one that was there last at the end.
+func (d *dialer) Dial(network, _ string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(d.ctx, d.timeout)
 	defer cancel()
 	d.mu.Lock()
@@ -36,13 +67,108 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 		return nil, errAborted
 	}
 	d.cancel = cancel
+	order := slices.Clone(d.servers)
+	if i := slices.Index(order, d.last); i >= 0 {
+		order = append(slices.Delete(order, i, i+1), d.last)
+	}
 	d.mu.Unlock()
-	var nd net.Dialer
-	conn, err := nd.DialContext(ctx, network, address)
+	first, err := d.race(ctx, network, order)
 	if err != nil {
 		return nil, err
 	}
-	return d.keep(conn)
+	d.mu.Lock()
+	d.last = first.server
+	d.mu.Unlock()
+	return d.keep(first.conn)
+}
+
+// SkipTLSHandshake tells the library that Dial has done it.
+func (d *dialer) SkipTLSHandshake() bool { return true }
+
+type answer struct {
+	server string
+	conn   net.Conn
+	err    error
+}
+
+// race asks one server after the other, the next one as soon as the one before
+// has failed or was silent for patience, and returns the first that answers by
+// TLS. Only that one is told who we are (S2).
+func (d *dialer) race(ctx context.Context, network string, order []string) (answer, error) {
+	answers := make(chan answer, len(order)) // room for all: none waits for who comes too late
+	ctx, cancel := context.WithCancel(ctx)
+	asked := 0
+	defer func() {
+		cancel()
+		for range asked {
+			if a := <-answers; a.err == nil {
+				a.conn.Close() // it was too late
+			}
+		}
+	}()
+	next := time.NewTimer(0)
+	defer next.Stop()
+	var failures []error
+	for {
+		select {
+		case <-next.C:
+			if len(order) == 0 {
+				continue
+			}
+			server := order[0]
+			order = order[1:]
+			asked++
+			go func() {
+				conn, err := d.open(ctx, network, server)
+				answers <- answer{server, conn, err}
+			}()
+			next.Reset(patience)
+		case a := <-answers:
+			asked--
+			if a.err == nil {
+				return a, nil
+			}
+			failures = append(failures, a.err)
+			if len(order) > 0 {
+				next.Reset(0)
+			} else if asked == 0 {
+				return answer{}, telling(failures)
+			}
+		}
+	}
+}
+
+// telling leaves out that nobody listens somewhere where something else failed
+// elsewhere: the library would read it as all there is to say.
+func telling(failures []error) error {
+	more := slices.DeleteFunc(slices.Clone(failures), func(err error) bool {
+		return strings.Contains(err.Error(), "connection refused")
+	})
+	if len(more) == 0 {
+		return failures[0]
+	}
+	return errors.Join(more...)
+}
+
+func (d *dialer) open(ctx context.Context, network, server string) (net.Conn, error) {
+	var nd net.Dialer
+	conn, err := nd.DialContext(ctx, network, server)
+	if err != nil {
+		return nil, err
+	}
+	config := d.tls.Clone()
+	if config.ServerName == "" {
+		if config.ServerName, _, err = net.SplitHostPort(server); err != nil {
+			conn.Close() // unused
+			return nil, err
+		}
+	}
+	secure := tls.Client(conn, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close() // unused
+		return nil, fmt.Errorf("%w: %w", nats.ErrTLS, err)
+	}
+	return secure, nil
 }
 
 // InProcessConn is nats.InProcessConnProvider.

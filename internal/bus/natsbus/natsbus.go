@@ -104,9 +104,13 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	}
 	// nats.Connect knows no context. So the sockets it opens are ours, and the end
 	// of the context closes them under it: it then returns at once.
-	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess}
+	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, servers: addresses(o.URLs)}
 	release := context.AfterFunc(ctx, d.abort)
-	nc, err := nats.Connect(servers(o.URLs), c.options(o, d)...)
+	urls := o.URLs
+	if !o.Reconnect && len(urls) > 1 {
+		urls = urls[:1] // the dialer tries all; the library need not do so again
+	}
+	nc, err := nats.Connect(servers(urls), c.options(o, d)...)
 	if !release() { // the context ended first
 		if err == nil {
 			nc.Close()
@@ -168,7 +172,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 	if o.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(d))
 	} else {
-		// The dialer resolves names itself, under its context.
+		// The dialer resolves names and speaks TLS itself, under its context.
 		opts = append(opts, nats.SetCustomDialer(d), nats.SkipHostLookup())
 	}
 	if o.Reconnect {

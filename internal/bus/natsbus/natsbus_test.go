@@ -3,6 +3,7 @@ package natsbus
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -140,6 +141,34 @@ func TestN1DialEndsWithItsContext(t *testing.T) {
 	}
 	if _, err := Dial(ctx, o); !errors.Is(err, gone) {
 		t.Errorf("a dial under an ended context: %v", err)
+	}
+}
+
+// N5: a server that takes connections and says nothing is passed over.
+func TestN5SilentServerIsPassedOver(t *testing.T) {
+	l := listen(t) // the kernel accepts for it
+	for range 4 {  // whichever comes first
+		o := newBroker(t).options(t)
+		o.URLs, o.Timeout = append(o.URLs, "tls://"+l.Addr().String()), time.Hour
+		began := time.Now()
+		dial(t, o)
+		if took := time.Since(began); took > hang {
+			t.Errorf("it took %v", took)
+		}
+	}
+}
+
+// N5: where all fail, the reason that tells most is told.
+func TestN5RefusalBesideOneThatIsDown(t *testing.T) {
+	down := listen(t)
+	address := down.Addr().String()
+	down.Close()
+	o := newBroker(t).options(t)
+	o.TLS = o.TLS.Clone()
+	o.TLS.RootCAs = x509.NewCertPool()
+	o.URLs = append(o.URLs, "tls://"+address)
+	if _, err := Dial(t.Context(), o); Classify(err).Reason != TLSPeer {
+		t.Errorf("got %v", err)
 	}
 }
 
