@@ -2,7 +2,9 @@ package configs
 
 import (
 	"fmt"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -66,4 +68,34 @@ func (k KeepAlive) validate(v *validator) {
 	if k.Queued && k.Interval == 0 {
 		v.fault("edge.keep_alive.queued", "needs edge.keep_alive.interval, such as 15s")
 	}
+}
+
+// CORS says which pages in browsers may call (E9).
+type CORS struct {
+	AllowedOrigins []string `yaml:"allowed_origins"` // such as https://app.example; "*" alone: all; empty: none
+}
+
+func (c CORS) validate(v *validator) {
+	seen := unique{}
+	for i, o := range c.AllowedOrigins {
+		at := fmt.Sprintf("edge.cors.allowed_origins[%d]", i)
+		seen.add(v, at, o, "the origin")
+		switch {
+		case o == "*" && len(c.AllowedOrigins) > 1:
+			v.fault(at, "allows all; leave the others out")
+		case o != "*" && !isOrigin(o):
+			v.fault(at, "want an origin as browsers write it, such as https://app.example or http://localhost:3000, or \"*\" for all")
+		}
+	}
+}
+
+// isOrigin reports whether text is an origin spelt as a browser does it: what is
+// compared with it is compared byte for byte.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" || u.Hostname() == "" || !isHost(u.Hostname()) || u.Scheme+"://"+u.Host != text {
+		return false
+	}
+	usual := map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	return strings.ToLower(text) == text && !strings.HasSuffix(u.Host, ":") && (u.Port() == "" || u.Port() != usual)
 }

@@ -92,6 +92,10 @@ type Edge struct {
 	Limits  Limits     `yaml:"limits"`
 	// KeepAlive keeps slow streams from being taken for dead ones (E8).
 	KeepAlive KeepAlive `yaml:"keep_alive"`
+	CORS      CORS      `yaml:"cors"`
+	// AnswerHeaders tell callers who answered: x-iop-node, x-iop-provider,
+	// x-iop-attempts, x-iop-queue-ms (E11).
+	AnswerHeaders bool `yaml:"answer_headers"`
 
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval"` // 1s
 	HeartbeatBound    time.Duration `yaml:"heartbeat_bound"`    // 5s

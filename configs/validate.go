@@ -274,6 +274,7 @@ func (e *Edge) validate(v *validator, made bool) {
 	e.validateTimes(v)
 	e.Limits.validate(v)
 	e.KeepAlive.validate(v)
+	e.CORS.validate(v)
 }
 
 func (e *Edge) validateTimes(v *validator) {

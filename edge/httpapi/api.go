@@ -28,6 +28,8 @@ type Config struct {
 	Models  []configs.ModelGroup
 	// KeepAlive has comments written into streams that are slow (E8).
 	KeepAlive configs.KeepAlive
+	// Origins are the pages that may read answers; "*": all (E9).
+	Origins []string
 	// SpoolDir is where large bodies are kept; empty: the system's.
 	SpoolDir string
 }
@@ -37,6 +39,7 @@ type Config struct {
 func ConfigOf(cfg *configs.Edge, keys []Key) Config {
 	return Config{
 		Limits: cfg.Limits, Keys: keys, RetryOn: cfg.RetryOn, Models: cfg.Models.Groups, KeepAlive: cfg.KeepAlive,
+		Origins: cfg.CORS.AllowedOrigins, OptInHeaders: cfg.AnswerHeaders,
 	}
 }
 
@@ -60,6 +63,7 @@ type API struct {
 	keys    []*keyState
 	bodies  *bodies
 	retry   retryPolicy
+	cors    *cors // nil: no page reads anything
 	metrics *metrics
 }
 
@@ -78,6 +82,7 @@ func New(cfg Config, deps Deps) *API {
 	}
 	l := cfg.Limits
 	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir}
+	a.cors = newCORS(cfg.Origins)
 	a.retry = newRetryPolicy(cfg.RetryOn, cfg.Models)
 	a.metrics = newMetrics(deps.Metrics, a.bodies)
 	return a
@@ -219,7 +224,7 @@ func (a *API) admit(x *exchange, r *http.Request) reason {
 	case asksUpgrade(r.Header):
 		return upgradeAsked
 	case r.Method == http.MethodOptions && (known || path == "*"):
-		return x.options(rt)
+		return x.options(rt, r.Header)
 	case !known:
 		x.detail = pathHint(r)
 		return unknownPath
