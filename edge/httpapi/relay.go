@@ -108,11 +108,9 @@ func (a *API) takeBody(x *exchange, r *http.Request) (b *body, why reason) {
 // attempts makes up to maxAttempts of them (H6). Its frame and acquire's stand while
 // the request waits, so they are kept small: attempt's does not.
 func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *body) (why reason) {
-	x.want = Want{
-		Model: x.named.model, Principal: x.key.principal, Operation: x.route.operation,
-		PromptTokens: promptTokens(b.size),
-		Affinity:     affinityOf(x.key.principal, r.Header, x.named.cacheKey),
-	}
+	x.want.Model, x.want.Principal, x.want.Operation = x.named.model, x.key.principal, x.route.operation
+	x.want.PromptTokens = promptTokens(b.size)
+	x.want.Affinity = affinityOf(x.key.principal, r.Header, x.named.cacheKey)
 	x.retryOn = a.retry.on(x.want.Model)
 	if alive := a.cfg.KeepAlive; keepsAlive(alive, x) {
 		x.alive = newKeepAlive(x, alive.Interval)
@@ -135,7 +133,7 @@ func (a *API) acquire(ctx context.Context, x *exchange) (err error) {
 	if a.cfg.KeepAlive.Queued && x.tries == 0 {
 		x.alive.begin()
 	}
-	x.granted, err = a.pool.Acquire(ctx, x.want)
+	err = a.pool.Acquire(ctx, &x.want, &x.granted)
 	x.alive.end()
 	return err
 }
