@@ -39,6 +39,7 @@ type exchange struct {
 	granted Grant
 	tries   int
 	waited  time.Duration
+	asked   time.Time // when it last asked for a place
 
 	retryOn configs.Statuses // the model's
 	others  bool             // another attempt may be made elsewhere

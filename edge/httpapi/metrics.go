@@ -132,13 +132,17 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 	if !x.firstByte.IsZero() {
 		attrs = append(attrs, slog.Duration(keyFirstByte, x.firstByte.Sub(x.began)))
 	}
+	if !x.asked.IsZero() {
+		attrs = append(attrs, slog.Duration(keyQueueWait, x.waited))
+	}
+	if x.model != "" {
+		attrs = append(attrs, slog.String(keyModel, x.model))
+	}
 	if x.tries > 0 {
 		attrs = append(attrs,
-			slog.String(keyModel, x.model),
 			slog.String(keyProvider, x.granted.Slot.Provider),
 			slog.String(keyNode, x.granted.Slot.Node),
 			slog.Int(keyAttempts, x.tries),
-			slog.Duration(keyQueueWait, x.waited),
 		)
 	}
 	attrs = append(attrs, tokens(x.usage)...)

@@ -133,6 +133,7 @@ func (a *API) acquire(ctx context.Context, x *exchange) (err error) {
 	if a.cfg.KeepAlive.Queued && x.tries == 0 {
 		x.alive.begin()
 	}
+	x.asked = a.now()
 	err = a.pool.Acquire(ctx, &x.want, &x.granted)
 	x.alive.end()
 	return err
@@ -140,17 +141,26 @@ func (a *API) acquire(ctx context.Context, x *exchange) (err error) {
 
 // unserved says why there is no place; before is why the attempt before ended.
 func (a *API) unserved(ctx context.Context, x *exchange, err error, before reason) reason {
+	x.waited += a.now().Sub(x.asked)
 	if gone := cancelled(ctx); gone != "" {
 		return gone
 	}
 	if x.tries > 0 {
 		return x.settle(before) // the failure that asked for another attempt tells more
 	}
-	why := reasonOf(err)
-	if why == unknownModel {
+	switch why := reasonOf(err); why {
+	case unknownModel:
 		x.detail = a.modelHint(x.key, x.want.Model, why)
+		return why
+	case unsupported, queueFull, waitExpired, noProvider:
+		x.model = x.want.Model // the pool knows it
+		if why == unsupported && x.route.operation == opCountTokens {
+			return x.estimate()
+		}
+		return why
+	default:
+		return why
 	}
-	return why
 }
 
 // attempt makes one, at the place that was granted; over: there is none after it.
