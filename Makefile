@@ -5,7 +5,7 @@
 # make bench   the product beside the bare hop of the harness, interleaved
 # make clients the public Go SDKs through the product, in front of imitated model servers
 # make compose the compose file brought up for real, streamed through, broken and taken down
-# make churn   streams whose callers leave and whose provider fails
+# make churn   streams whose callers leave and whose provider fails, and thousands that wait
 # make herd    a thousand Nodes that dial one broker at once, and then idle
 # make fuzz    every fuzz target for FUZZTIME each
 
@@ -79,6 +79,7 @@ streams:
 CHURN ?= 30000
 churn:
 	IOP_CHURN=$(CHURN) go test ./test/e2e -run '^TestChurn$$' -count 1 -v -timeout 20m | grep -v level=
+	IOP_WAITERS=7000 go test ./test/e2e -run '^TestManyWaiters$$' -count 1 -v -timeout 20m | grep -v level=
 
 # The public Go SDKs as callers, recorded and imitated model servers behind the product.
 clients: build
