@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/iop-fabric/iop/internal/obs"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
@@ -37,6 +38,8 @@ const served = "ok"
 type metrics struct {
 	requests  *prometheus.CounterVec
 	attempts  *prometheus.CounterVec
+	tokens    *prometheus.CounterVec
+	models    *obs.Names
 	inFlight  prometheus.Gauge
 	duration  map[string]prometheus.Observer // by operation: looked up for each call
 	firstByte map[string]prometheus.Observer
@@ -55,6 +58,11 @@ func newMetrics(reg prometheus.Registerer, held *bodies) *metrics {
 			Name: "iop_edge_http_attempts_total",
 			Help: "Attempts made for callers' requests, by how they ended.",
 		}, []string{"class"}),
+		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "iop_edge_tokens_total",
+			Help: "Tokens that providers reported, by key, model and kind.",
+		}, []string{"principal", "model", "kind"}),
+		models: obs.NewNames(maxModels),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "iop_edge_http_requests_in_flight",
 			Help: "Requests of callers that are being served.",
@@ -76,7 +84,7 @@ func newMetrics(reg prometheus.Registerer, held *bodies) *metrics {
 		Name: "iop_edge_http_held_body_bytes",
 		Help: "Bytes of request bodies held in memory and in files.",
 	}, func() float64 { return float64(held.held.Load()) })
-	reg.MustRegister(m.requests, m.attempts, m.inFlight, duration, firstByte, bodyBytes)
+	reg.MustRegister(m.requests, m.attempts, m.tokens, m.inFlight, duration, firstByte, bodyBytes)
 	for _, op := range operations() {
 		m.duration[op] = duration.WithLabelValues(op)
 		m.firstByte[op] = firstByte.WithLabelValues(op)
@@ -99,6 +107,25 @@ func class(why reason) string {
 	return string(why)
 }
 
+// maxModels bounds the label: a model's name may be a provider's word.
+const maxModels = 500
+
+// used counts what a provider reported; what it did not is never guessed (T3, D8).
+func (m *metrics) used(principal, model string, u *iopv1.Usage) {
+	if u == nil {
+		return
+	}
+	model = m.models.Label(model)
+	for _, c := range []struct {
+		kind string
+		n    int64
+	}{{"input", u.GetInputTokens()}, {"output", u.GetOutputTokens()}} {
+		if c.n > 0 { // a Node's word: never a counter that falls
+			m.tokens.WithLabelValues(principal, model, c.kind).Add(float64(c.n))
+		}
+	}
+}
+
 // record logs and counts a request, once, after its answer.
 func (a *API) record(ctx context.Context, x *exchange, why reason) {
 	now := a.now()
@@ -108,6 +135,9 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 	a.metrics.duration[op].Observe(took.Seconds())
 	if !x.firstByte.IsZero() {
 		a.metrics.firstByte[op].Observe(x.firstByte.Sub(x.began).Seconds())
+	}
+	if x.key != nil {
+		a.metrics.used(x.key.principal, x.model, x.usage)
 	}
 	if !a.log.Enabled(ctx, slog.LevelInfo) {
 		return
