@@ -2,6 +2,7 @@ package configs
 
 import (
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -98,4 +99,53 @@ func isOrigin(text string) bool {
 	}
 	usual := map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	return strings.ToLower(text) == text && !strings.HasSuffix(u.Host, ":") && (u.Port() == "" || u.Port() != usual)
+}
+
+// KeyPair names the files of a certificate chain and its key.
+type KeyPair struct {
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key"`
+}
+
+func (k KeyPair) validate(v *validator, path string) {
+	if k == (KeyPair{}) {
+		return
+	}
+	v.required(path+".certificate", k.Certificate)
+	v.required(path+".key", k.Key)
+}
+
+// Proxies are the trusted ones, of a configuration that was validated.
+func (e *Edge) Proxies() []netip.Prefix {
+	var list []netip.Prefix
+	for _, text := range e.TrustedProxies {
+		if p, ok := parseNetwork(text); ok {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// parseNetwork reads a network, or an address alone.
+func parseNetwork(text string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || addr.Zone() != "" {
+			return netip.Prefix{}, false
+		}
+		p = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	return p, !p.Addr().Is4In6() && p.Masked() == p
+}
+
+func (e *Edge) validateProxies(v *validator) {
+	seen := unique{}
+	for i, text := range e.TrustedProxies {
+		at := fmt.Sprintf("edge.trusted_proxies[%d]", i)
+		if _, ok := parseNetwork(text); !ok {
+			v.fault(at, "want an address or a network, such as 10.0.0.0/8 or 192.0.2.7")
+		}
+		seen.add(v, at, text, "the network")
+	}
 }

@@ -55,7 +55,7 @@ func TestI1Faults(t *testing.T) {
 			"f.yaml:4: edge.queue: anchors and aliases are not used here; write the value out",
 			"f.yaml:5: edge.limits: anchors and aliases are not used here; write the value out",
 		}},
-		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, queue, limits, keep_alive, cors, answer_headers, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
+		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, queue, limits, keep_alive, cors, answer_headers, tls, trusted_proxies, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
 		"key no word": {edge + "  ? [a]\n  : b\n", []string{"f.yaml:4: edge: want a word as a key, got a list"}},
 		"number as text": {"broker:\nedge:\n  name: 7\n", []string{
 			"f.yaml:3: edge.name: want text; put the value in quotes", "f.yaml:3: edge.name: is required",
@@ -93,6 +93,14 @@ func TestI1Faults(t *testing.T) {
 			"f.yaml:4: edge.cors.allowed_origins[9]: allows all; leave the others out",
 			"f.yaml:4: edge.cors.allowed_origins[10]: the origin is already that of edge.cors.allowed_origins[0]",
 			"f.yaml:4: edge.cors.allowed_origins[11]: want an origin as browsers write it, such as https://app.example or http://localhost:3000, or \"*\" for all",
+		}},
+		"half a pair": {edge + "  tls: {key: k}\n", []string{"f.yaml:4: edge.tls.certificate: is required"}},
+		"proxies": {edge + "  trusted_proxies: [10.0.0.0/8, 192.0.2.7, '::1', 'fd00::/8', 10.0.0.1/8, here, 'fe80::1%eth0', 10.0.0.0/8, '::ffff:10.0.0.1']\n", []string{
+			"f.yaml:4: edge.trusted_proxies[4]: want an address or a network, such as 10.0.0.0/8 or 192.0.2.7",
+			"f.yaml:4: edge.trusted_proxies[5]: want an address or a network, such as 10.0.0.0/8 or 192.0.2.7",
+			"f.yaml:4: edge.trusted_proxies[6]: want an address or a network, such as 10.0.0.0/8 or 192.0.2.7",
+			"f.yaml:4: edge.trusted_proxies[7]: the network is already that of edge.trusted_proxies[0]",
+			"f.yaml:4: edge.trusted_proxies[8]: want an address or a network, such as 10.0.0.0/8 or 192.0.2.7",
 		}},
 		"a status alone":    {edge + "  retry_on: 429\n", []string{"f.yaml:4: edge.retry_on: want a list, got a number"}},
 		"log":               {edge + "log: {level: warning, format: xml}\n", []string{`f.yaml:4: log.level: unknown value "warning"; want one of: debug, info, warn, error`, `f.yaml:4: log.format: unknown value "xml"; want one of: text, json`}},

@@ -275,6 +275,8 @@ func (e *Edge) validate(v *validator, made bool) {
 	e.Limits.validate(v)
 	e.KeepAlive.validate(v)
 	e.CORS.validate(v)
+	e.TLS.validate(v, "edge.tls")
+	e.validateProxies(v)
 }
 
 func (e *Edge) validateTimes(v *validator) {

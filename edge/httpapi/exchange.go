@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -25,6 +26,7 @@ type exchange struct {
 	route   *route
 
 	began   time.Time
+	remote  netip.Addr
 	origin  []string // the page that asks, as the browser says
 	id      string   // minted
 	key     *keyState
@@ -78,6 +80,7 @@ func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
 	x.id, shown = requestID(r.Header)
 	w.Header()["X-Request-Id"] = []string{shown}
 	x.origin = r.Header["Origin"]
+	x.remote = remoteOf(r, a.cfg.Proxies)
 	a.cors.allow(w.Header(), x.origin)
 	return x
 }

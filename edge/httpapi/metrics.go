@@ -10,11 +10,14 @@ import (
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
-// The log's one event and its keys.
+// The log's events, and the keys of the first.
 const (
-	EventRequest = "edge.request"
+	EventRequest           = "edge.request"
+	EventCertificate       = "edge.certificate"
+	EventCertificateFailed = "edge.certificate_failed"
 
 	keyRequest   = "request_id"
+	keyRemote    = "remote"
 	keyOperation = "operation"
 	keyPrincipal = "principal"
 	keyModel     = "model"
@@ -156,6 +159,9 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 		slog.Int64(keyBytesIn, x.bodyIn),
 		slog.Int64(keyBytesOut, x.sent),
 	)
+	if x.remote.IsValid() {
+		attrs = append(attrs, slog.String(keyRemote, x.remote.String()))
+	}
 	if x.key != nil {
 		attrs = append(attrs, slog.String(keyPrincipal, x.key.principal))
 	}
