@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,9 +32,19 @@ type dialer struct {
 	cancel  context.CancelFunc // of a dial in its midst
 	opened  []net.Conn         // before settle
 	last    string             // the server of the connection before
+
+	up      atomic.Bool   // after settle: there is a connection
+	dialled chan struct{} // closed when the race that is under way has ended; nil: there is none
+	result  answer        // of it
 }
 
-var errAborted = errors.New("dial abandoned")
+var (
+	errAborted = errors.New("dial abandoned")
+	errNotYet  = errors.New("the dial is under way")
+)
+
+// glance is how long Dial looks for the outcome of a race (N6).
+const glance = 50 * time.Millisecond
 
 // patience is how long a server may take to answer by TLS before the next one is
 // asked beside it (N5).
@@ -59,6 +70,12 @@ func addresses(urls []string) []string {
 // Dial is nats.CustomDialer. Which of its servers the library asks for is no
 // matter: all are tried, the one that was there last at the end.
 func (d *dialer) Dial(network, _ string) (net.Conn, error) {
+	d.mu.Lock()
+	settled := d.settled
+	d.mu.Unlock()
+	if settled {
+		return d.again(network)
+	}
 	ctx, cancel := context.WithTimeout(d.ctx, d.timeout)
 	defer cancel()
 	d.mu.Lock()
@@ -67,19 +84,67 @@ func (d *dialer) Dial(network, _ string) (net.Conn, error) {
 		return nil, errAborted
 	}
 	d.cancel = cancel
-	order := slices.Clone(d.servers)
-	if i := slices.Index(order, d.last); i >= 0 {
-		order = append(slices.Delete(order, i, i+1), d.last)
-	}
 	d.mu.Unlock()
-	first, err := d.race(ctx, network, order)
-	if err != nil {
-		return nil, err
+	a := d.race(ctx, network)
+	if a.err != nil {
+		return nil, a.err
+	}
+	return d.keep(a.conn)
+}
+
+// again is Dial for a connection that comes back. The library calls it under the
+// lock that every Publish needs, so it dials beside it and only looks, now and
+// then, what has become of that (N6).
+func (d *dialer) again(network string) (net.Conn, error) {
+	first := d.up.Swap(false)
+	d.mu.Lock()
+	if d.dialled == nil {
+		d.dialled = make(chan struct{})
+		go d.beside(network, d.dialled) // ends with the Conn's life
+	}
+	dialled := d.dialled
+	d.mu.Unlock()
+	if first {
+		return nil, errNotYet // who waits for the lock gets it, and is told
+	}
+	look := time.NewTimer(glance)
+	defer look.Stop()
+	select {
+	case <-dialled:
+	case <-look.C:
+		return nil, errNotYet
 	}
 	d.mu.Lock()
-	d.last = first.server
-	d.mu.Unlock()
-	return d.keep(first.conn)
+	defer d.mu.Unlock()
+	a := d.result
+	d.dialled, d.result = nil, answer{}
+	return a.conn, a.err
+}
+
+func (d *dialer) beside(network string, done chan<- struct{}) {
+	ctx, cancel := context.WithTimeout(d.ctx, d.timeout)
+	defer cancel()
+	a := d.race(ctx, network)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.result = a; d.ctx.Err() != nil {
+		d.discardLocked()
+	}
+	close(done)
+}
+
+// discard closes what was dialled and not asked for.
+func (d *dialer) discard() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.discardLocked()
+}
+
+func (d *dialer) discardLocked() {
+	if d.result.conn != nil {
+		d.result.conn.Close() // unused
+	}
+	d.result = answer{err: errAborted}
 }
 
 // SkipTLSHandshake tells the library that Dial has done it.
@@ -94,7 +159,13 @@ type answer struct {
 // race asks one server after the other, the next one as soon as the one before
 // has failed or was silent for patience, and returns the first that answers by
 // TLS. Only that one is told who we are (S2).
-func (d *dialer) race(ctx context.Context, network string, order []string) (answer, error) {
+func (d *dialer) race(ctx context.Context, network string) answer {
+	d.mu.Lock()
+	order := slices.Clone(d.servers)
+	if i := slices.Index(order, d.last); i >= 0 {
+		order = append(slices.Delete(order, i, i+1), d.last)
+	}
+	d.mu.Unlock()
 	answers := make(chan answer, len(order)) // room for all: none waits for who comes too late
 	ctx, cancel := context.WithCancel(ctx)
 	asked := 0
@@ -126,13 +197,16 @@ func (d *dialer) race(ctx context.Context, network string, order []string) (answ
 		case a := <-answers:
 			asked--
 			if a.err == nil {
-				return a, nil
+				d.mu.Lock()
+				d.last = a.server
+				d.mu.Unlock()
+				return a
 			}
 			failures = append(failures, a.err)
 			if len(order) > 0 {
 				next.Reset(0)
 			} else if asked == 0 {
-				return answer{}, telling(failures)
+				return answer{err: telling(failures)}
 			}
 		}
 	}
@@ -213,6 +287,7 @@ func (d *dialer) settle() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.settled, d.opened, d.cancel = true, nil, nil
+	d.up.Store(true)
 }
 
 const (

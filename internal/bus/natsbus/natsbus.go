@@ -65,6 +65,8 @@ type Conn struct {
 	stop        context.CancelFunc // ends the dialer, and so a reconnect in its midst
 	reconnected chan struct{}
 	closed      chan struct{}
+	dialer      *dialer
+	reconnects  bool
 
 	mu        sync.Mutex
 	byUs      bool
@@ -123,7 +125,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		return nil, fmt.Errorf("dial broker: %w", err)
 	}
 	d.settle()
-	c.nc = nc
+	c.nc, c.dialer, c.reconnects = nc, d, o.Reconnect
 	return c, nil
 }
 
@@ -147,8 +149,12 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 				o.OnError(err)
 			}
 		}),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.note(err) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			d.up.Store(false)
+			c.note(err)
+		}),
 		nats.ReconnectHandler(func(*nats.Conn) {
+			d.up.Store(true)
 			select {
 			case c.reconnected <- struct{}{}:
 			default:
@@ -157,6 +163,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 		nats.ClosedHandler(func(nc *nats.Conn) {
 			c.note(nc.LastError())
 			c.stop()
+			d.discard()
 			close(c.closed)
 		}),
 	}
@@ -198,13 +205,23 @@ func (c *Conn) note(err error) {
 	c.lastCause = err
 }
 
+// away says, without the library's lock, that the connection is about to be made
+// again (N6).
+func (c *Conn) away() bool { return c.reconnects && !c.dialer.up.Load() }
+
 // Publish sends data; a nil error promises nothing (B3).
 func (c *Conn) Publish(subject string, data []byte) error {
+	if c.away() {
+		return mapError("publish", nats.ErrReconnectBufExceeded)
+	}
 	return mapError("publish", c.nc.Publish(subject, data))
 }
 
 // PublishRequest sends data with a reply subject for the no-responders notice.
 func (c *Conn) PublishRequest(subject, reply string, data []byte) error {
+	if c.away() {
+		return mapError("publish", nats.ErrReconnectBufExceeded)
+	}
 	return mapError("publish", c.nc.PublishRequest(subject, reply, data))
 }
 

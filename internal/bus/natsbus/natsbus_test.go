@@ -172,6 +172,34 @@ func TestN5RefusalBesideOneThatIsDown(t *testing.T) {
 	}
 }
 
+// N6: where a server was, something takes connections and says nothing. Publish
+// fails, and does not wait for the dials.
+func TestN6PublishDoesNotWaitForTheDial(t *testing.T) {
+	b := newBroker(t)
+	o := b.options(t)
+	o.Reconnect, o.Timeout = true, time.Hour
+	edge := dial(t, o)
+	address := b.Addr().String()
+	b.Shutdown()
+	b.WaitForShutdown()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			_ = edge.Publish("t.x", nil)
+		}
+	}()
+	wait(t, ended, "the end of a second's messages")
+	if edge.Publish("t.x", nil) == nil {
+		t.Error("a message went to nobody")
+	}
+}
+
 // N1: a connection that comes up although its context ended is closed.
 func TestN1LateWinnerIsClosed(t *testing.T) {
 	b := newBroker(t)
