@@ -106,7 +106,7 @@ check "each service has its own volume and is not root" confined
 docker kill "$(id node-1)" >/dev/null
 check "a stream after a node was killed" stream
 docker kill "$(id broker-1)" >/dev/null
-check "a stream after a broker was killed" until_ok 15 stream
+check "a stream after a broker was killed" until_ok 60 stream
 check "and one more" stream
 docker start "$(id broker-1)" >/dev/null
 check "the broker is healthy again" until_ok 60 healthy broker-1
@@ -114,7 +114,7 @@ if [ -z "${COMPOSE_NO_LEAF:-}" ]; then
   compose up -d --no-recreate >"$work/up.log" 2>&1 || { cat "$work/up.log"; bad "the leaf profile"; }
   check "the node behind the leaf is healthy" until_ok 60 healthy node-3
   for s in node-1 node-2; do docker kill "$(id $s)" >/dev/null 2>&1 || :; done
-  check "a stream through the leaf alone" until_ok 15 stream
+  check "a stream through the leaf alone" until_ok 60 stream
 fi
 containers=$(compose ps -q)
 compose stop -t 25 >/dev/null 2>&1
