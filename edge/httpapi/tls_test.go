@@ -88,7 +88,7 @@ func TestCallersComeOverTLSAndHTTP2(t *testing.T) {
 	base := "https://" + listener.Addr().String()
 	// call makes a connection of its own and tells what it was served with.
 	call := func(h2 bool, most uint16) (serial int64, proto int, body string, err error) {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, MaxVersion: most}, ForceAttemptHTTP2: h2}
+		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: most}, ForceAttemptHTTP2: h2}
 		defer transport.CloseIdleConnections()
 		req, err := http.NewRequestWithContext(t.Context(), "POST", base+"/v1/chat/completions", strings.NewReader(plainChat))
 		if err != nil {
