@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"log"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -134,7 +135,7 @@ func (a *API) Server(h http.Handler) *http.Server {
 		ReadHeaderTimeout: a.cfg.Limits.ReadHeader,
 		IdleTimeout:       a.cfg.Limits.Idle,
 		MaxHeaderBytes:    a.cfg.Limits.Header,
-		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+		ErrorLog:          log.New(serverLog{a.log}, "", 0),
 		// OPTIONS * is answered by h too, with its x-request-id.
 		DisableGeneralOptionsHandler: true,
 	}

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 
@@ -15,6 +16,7 @@ const (
 	EventRequest           = "edge.request"
 	EventCertificate       = "edge.certificate"
 	EventCertificateFailed = "edge.certificate_failed"
+	EventHTTPError         = "edge.http_error"
 
 	keyRequest   = "request_id"
 	keyRemote    = "remote"
@@ -34,6 +36,18 @@ const (
 	keyTokensIn  = "input_tokens"
 	keyTokensOut = "output_tokens"
 )
+
+// serverLog takes what net/http itself has to tell, which is text.
+type serverLog struct{ log *slog.Logger }
+
+func (s serverLog) Write(line []byte) (int, error) {
+	level := slog.LevelWarn
+	if bytes.HasPrefix(line, []byte("http: TLS handshake error")) {
+		level = slog.LevelDebug // anybody can cause any number of them
+	}
+	s.log.LogAttrs(context.Background(), level, EventHTTPError, slog.String("error", string(bytes.TrimSpace(line))))
+	return len(line), nil
+}
 
 // served is the class of what went well, in logs and metrics.
 const served = "ok"
