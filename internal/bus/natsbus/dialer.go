@@ -67,8 +67,9 @@ func addresses(urls []string) []string {
 	return out
 }
 
-// Dial is nats.CustomDialer. Which of its servers the library asks for is no
-// matter: all are tried, the one that was there last at the end.
+// Dial is nats.CustomDialer. The library calls it for each server in turn until one
+// admits us; which it asks for is no matter: all are tried, the one that was there
+// last at the end.
 func (d *dialer) Dial(network, _ string) (net.Conn, error) {
 	d.mu.Lock()
 	settled := d.settled
@@ -227,6 +228,10 @@ func telling(failures []error) error {
 func (d *dialer) open(ctx context.Context, network, server string) (net.Conn, error) {
 	var nd net.Dialer
 	conn, err := nd.DialContext(ctx, network, server)
+	if unknown := new(net.DNSError); errors.As(err, &unknown) {
+		// In words that are not those of a broker that is down: a resolver may be.
+		return nil, fmt.Errorf("lookup %s: no such host", unknown.Name)
+	}
 	if err != nil {
 		return nil, err
 	}

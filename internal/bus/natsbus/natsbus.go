@@ -108,11 +108,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	// of the context closes them under it: it then returns at once.
 	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, servers: addresses(o.URLs)}
 	release := context.AfterFunc(ctx, d.abort)
-	urls := o.URLs
-	if !o.Reconnect && len(urls) > 1 {
-		urls = urls[:1] // the dialer tries all; the library need not do so again
-	}
-	nc, err := nats.Connect(servers(urls), c.options(o, d)...)
+	nc, err := nats.Connect(servers(o.URLs), c.options(o, d)...)
 	if !release() { // the context ended first
 		if err == nil {
 			nc.Close()
