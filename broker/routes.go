@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/nats-io/nats-server/v2/server"
 
@@ -211,7 +210,7 @@ func lockStore(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("broker: store_dir %s cannot be locked: %w", dir, reason(err))
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil { //nolint:gosec // a file descriptor fits
+	if err := lockFile(f); err != nil {
 		f.Close() // nothing was written
 		return nil, fmt.Errorf("broker: store_dir %s: %w", dir, ErrLocked)
 	}
