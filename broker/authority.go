@@ -27,6 +27,8 @@ type authority struct {
 	replicas int
 	// alone: no other server and no other service is part of this.
 	alone bool
+	// embedded: the server is in this process, and the service connects to no other.
+	embedded bool
 	// dial makes one of the service's connections.
 	dial func(key *identity.NKey, name string) (*nats.Conn, error)
 

@@ -81,7 +81,7 @@ func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	if err := checkEdgeKeys(cfg.EdgeKeys, b.keys.public()); err != nil {
 		return nil, err
 	}
-	b.alone = cfg.Cluster == nil
+	b.alone, b.embedded = cfg.Cluster == nil, true
 	if !b.alone {
 		if err := checkCluster(cfg); err != nil {
 			return nil, err
@@ -310,6 +310,11 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	if opts.LeafNode.Port != 0 {
 		b.door.guard(opts.LeafNode.TLSConfig)
 	}
+	held, release := context.WithTimeout(ctx, openPatience)
+	defer release()
+	if !opts.DontListen {
+		hold(held, opts.TLSConfig)
+	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -336,7 +341,10 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	b.dial = func(key *identity.NKey, name string) (*nats.Conn, error) { return b.connect(srv, key, name) }
 	s, err := newService(ctx, &b.authority)
 	if err != nil {
-		return errors.Join(fatalCause(ctx), err)
+		if ctx.Err() != nil { // stopped meanwhile
+			return fatalCause(ctx)
+		}
+		return err
 	}
 	if err := s.waitOpen(ctx); err != nil {
 		s.stop()
@@ -344,6 +352,11 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 			return fatalCause(ctx)
 		}
 		return err
+	}
+	release()
+	if err := s.waitCurrent(ctx); err != nil {
+		s.stop()
+		return fatalCause(ctx)
 	}
 	if opts.DontListen {
 		listening := make(chan struct{})

@@ -335,7 +335,7 @@ func TestClusterGenerationsRise(t *testing.T) {
 	nodes := c.nodes(1)
 	c.start()
 	var last uint64
-	for round := range 10 {
+	for round := range 5 {
 		victim := rand.IntN(3)
 		c.members[victim].stop()
 		for i := range 3 {

@@ -25,8 +25,8 @@ const maxStore = 64 << 20
 
 // openBucket binds a bucket and makes it only where there is none: an existing
 // one is never touched, its revisions are generations (G1).
-func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxBytes int64, replicas int) (b bucket, err error) {
-	if b, err = bindBucket(ctx, js, name); errors.Is(err, jetstream.ErrBucketNotFound) {
+func openBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string, maxBytes int64, replicas int) (b bucket, err error) {
+	if b, err = bindBucket(ctx, js, led, name); errors.Is(err, jetstream.ErrBucketNotFound) {
 		if maxBytes == 0 {
 			maxBytes = -1
 		}
@@ -38,7 +38,7 @@ func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxByt
 			Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
 		})
 		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another service was quicker
-			b, err = bindBucket(ctx, js, name)
+			b, err = bindBucket(ctx, js, led, name)
 		}
 	}
 	if err != nil {
@@ -51,12 +51,14 @@ func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxByt
 type bucket struct {
 	jetstream.KeyValue
 	stream jetstream.Stream
+	led    *elections
 }
 
-func bindBucket(ctx context.Context, js jetstream.JetStream, name string) (b bucket, err error) {
-	b.KeyValue, err = patiently(ctx, func(ctx context.Context) (jetstream.KeyValue, error) { return js.KeyValue(ctx, name) })
+func bindBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string) (b bucket, err error) {
+	b.led = led
+	b.KeyValue, err = patiently(ctx, led, func(ctx context.Context) (jetstream.KeyValue, error) { return js.KeyValue(ctx, name) })
 	if err == nil {
-		b.stream, err = patiently(ctx, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, "KV_"+name) })
+		b.stream, err = patiently(ctx, led, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, "KV_"+name) })
 	}
 	return b, err
 }
@@ -79,7 +81,7 @@ func (g generations) Next(ctx context.Context, edge, node string, a admission, l
 	if err != nil {
 		return subjects.Session{}, err
 	}
-	rev, err := patiently(ctx, func(ctx context.Context) (uint64, error) { return g.kv.Update(ctx, edge+"."+node, value, last) })
+	rev, err := patiently(ctx, g.kv.led, func(ctx context.Context) (uint64, error) { return g.kv.Update(ctx, edge+"."+node, value, last) })
 	if err != nil {
 		return subjects.Session{}, fmt.Errorf("next generation: %w", err)
 	}
@@ -88,7 +90,7 @@ func (g generations) Next(ctx context.Context, edge, node string, a admission, l
 
 // Newest returns the node's newest session and its record.
 func (g generations) Newest(ctx context.Context, edge, node string) (s subjects.Session, a admission, err error) {
-	e, err := patiently(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return g.kv.Get(ctx, edge+"."+node) })
+	e, err := patiently(ctx, g.kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return g.kv.Get(ctx, edge+"."+node) })
 	if err != nil {
 		return s, a, fmt.Errorf("read generation: %w", err)
 	}
@@ -116,20 +118,36 @@ func (g generations) Current(ctx context.Context, s subjects.Session) (admission
 var errStale = errors.New("read generation: the store is behind")
 
 const (
-	firstTry = 500 * time.Millisecond // each next one may take twice as long
+	// tryBound is how long the first try may take: a store that is led answers in
+	// milliseconds. Each one that is not answered at all makes the next longer, for
+	// a machine that is only slow.
+	tryBound = 250 * time.Millisecond
+	tryLimit = time.Second
 	tryPause = 50 * time.Millisecond
 )
 
 // patiently tries an operation on a store again while the store has no leader:
-// what was sent to the one that was lost is answered by nobody. A write that
-// was carried out all the same meets its own revision: a conflict.
-func patiently[T any](ctx context.Context, do func(context.Context) (T, error)) (v T, err error) {
-	for bound := firstTry; ; bound *= 2 {
+// what was sent to the one that was lost is answered by nobody. Once there is a
+// new one nobody waits for an answer of the old. A write that was carried out all
+// the same meets its own revision: a conflict.
+func patiently[T any](ctx context.Context, led *elections, do func(context.Context) (T, error)) (v T, err error) {
+	for bound := tryBound; ; {
+		elected := led.next()
 		try, cancel := context.WithTimeout(ctx, bound)
+		stop := context.AfterFunc(elected, cancel)
 		v, err = do(try)
+		stop()
 		cancel()
-		if err == nil || !isLeaderless(err) {
+		switch {
+		case err == nil || ctx.Err() != nil:
 			return v, err
+		case elected.Err() != nil && errors.Is(err, context.Canceled):
+			bound = tryBound
+			continue
+		case !isLeaderless(err):
+			return v, err
+		case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout):
+			bound = min(2*bound, tryLimit)
 		}
 		pause := time.NewTimer(tryPause)
 		select {

@@ -226,7 +226,7 @@ func loadFixture(t testing.TB, dir string) *fixture {
 func (f *fixture) generations() bucket {
 	nc := must(f.b.connect(f.b.server, f.b.keys.callout, "test"))
 	f.t.Cleanup(nc.Close)
-	return must(bindBucket(context.Background(), must(jetstream.New(nc)), bucketGenerations))
+	return must(bindBucket(context.Background(), must(jetstream.New(nc)), newElections(), bucketGenerations))
 }
 
 func (f *fixture) writeCertificate() {

@@ -71,7 +71,7 @@ func checkMember(m configs.Member) (memberID, error) {
 type members struct{ kv bucket }
 
 func (ms members) read(ctx context.Context, id memberID) (jetstream.KeyValueEntry, error) {
-	return patiently(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return ms.kv.Get(ctx, id.key()) })
+	return patiently(ctx, ms.kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return ms.kv.Get(ctx, id.key()) })
 }
 
 // Get returns what is known of a name.
@@ -140,7 +140,7 @@ func (ms members) change(ctx context.Context, id memberID, fn func(m *member, fo
 		if err != nil {
 			return err
 		}
-		_, err = patiently(ctx, func(ctx context.Context) (uint64, error) {
+		_, err = patiently(ctx, ms.kv.led, func(ctx context.Context) (uint64, error) {
 			if found {
 				return ms.kv.Update(ctx, id.key(), value, e.Revision())
 			}
@@ -269,7 +269,7 @@ func (ms members) Seed(ctx context.Context, s seed) error {
 // the library's own way is a consumer, which may be at a server that is gone.
 func listKeys(ctx context.Context, kv bucket, filter string) ([]string, error) {
 	prefix := "$KV." + kv.Bucket() + "."
-	info, err := patiently(ctx, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+	info, err := patiently(ctx, kv.led, func(ctx context.Context) (*jetstream.StreamInfo, error) {
 		return kv.stream.Info(ctx, jetstream.WithSubjectFilter(prefix+filter))
 	})
 	if err != nil {

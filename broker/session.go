@@ -1,7 +1,9 @@
 package broker
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,6 +37,9 @@ const (
 	operationBound = 5 * time.Second
 	kickDelay      = 10 * time.Millisecond // at least 5, or the notice may not arrive before the close (B6)
 	expireInterval = time.Second
+	// stopGrace is how long what is being done when the service stops may still
+	// take: without a store to ask it would take all of operationBound.
+	stopGrace      = 500 * time.Millisecond
 	admissionLocks = 64 // admissions of one node are one after the other
 	// Connects and disconnects of every account: of Edges and Nodes, and of the
 	// services themselves.
@@ -55,6 +60,7 @@ type service struct {
 	members     members
 	generations generations
 	store       store
+	led         *elections
 	resync      chan struct{} // one: members are to be read anew
 	instance    string        // of this service, for the agents of leaves
 
@@ -67,8 +73,10 @@ type service struct {
 	// generation and notice belong together. It guards no state of ours.
 	admission [admissionLocks]sync.Mutex
 
-	ctx     context.Context //nolint:containedctx // the life of the workers; set once by startService
+	ctx     context.Context //nolint:containedctx // the life of the workers; set once by newService
 	cancel  context.CancelFunc
+	work    context.Context //nolint:containedctx // the same and stopGrace, for what they have begun
+	abandon context.CancelFunc
 	workers sync.WaitGroup
 	evicted sync.WaitGroup
 }
@@ -123,11 +131,12 @@ type verdict struct {
 // wait a little for open; then they are refused.
 func newService(ctx context.Context, a *authority) (_ *service, err error) {
 	s := &service{
-		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(),
+		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(),
 		resync: make(chan struct{}, 1), opened: make(chan struct{}), patience: a.now().Add(openPatience),
 	}
-	// The workers' own context: they finish what they have begun, after ctx ended.
-	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	// The workers' own contexts: they finish what they have begun, after ctx ended.
+	s.work, s.abandon = context.WithCancel(context.WithoutCancel(ctx))
+	s.ctx, s.cancel = context.WithCancel(s.work)
 	defer func() {
 		if err != nil {
 			s.stop()
@@ -217,13 +226,13 @@ func (s *service) openStores(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("broker: jetstream: %w", err)
 	}
-	if s.generations.kv, err = openBucket(ctx, js, bucketGenerations, 0, s.b.replicas); err != nil {
+	if s.generations.kv, err = openBucket(ctx, js, s.led, bucketGenerations, 0, s.b.replicas); err != nil {
 		return err
 	}
-	if s.members.kv, err = openBucket(ctx, js, bucketMembers, 0, s.b.replicas); err != nil {
+	if s.members.kv, err = openBucket(ctx, js, s.led, bucketMembers, 0, s.b.replicas); err != nil {
 		return err
 	}
-	s.store.kv, err = openBucket(ctx, js, bucketStore, maxStore, s.b.replicas)
+	s.store.kv, err = openBucket(ctx, js, s.led, bucketStore, maxStore, s.b.replicas)
 	return err
 }
 
@@ -240,14 +249,53 @@ func (s *service) listen() error {
 	if err := s.listenServers(); err != nil {
 		return err
 	}
+	if _, err := s.auth.Subscribe(electedSubject, func(*nats.Msg) { s.led.happened() }); err != nil {
+		return fmt.Errorf("broker: subscribe elections: %w", err)
+	}
 	callouts := make(chan *nats.Msg, calloutBacklog)
-	if _, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts); err != nil {
+	if err := s.listenCallouts(callouts); err != nil {
 		return fmt.Errorf("broker: subscribe callout: %w", err)
 	}
 	for range calloutWorkers {
 		s.workers.Go(func() { s.serve(callouts, s.callout) })
 	}
 	return nil
+}
+
+// listenCallouts subscribes the requests for admission. The service beside a
+// server answers that server's own: another's might be on its way to a broker
+// that has just died, and whoever dials would wait for it in vain. Only services
+// without a server of their own share them.
+func (s *service) listenCallouts(callouts chan *nats.Msg) error {
+	if !s.b.embedded {
+		_, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts)
+		return err
+	}
+	_, err := s.auth.Subscribe(calloutSubject, func(m *nats.Msg) {
+		if issuerOf(m.Data) != s.auth.ConnectedServerId() {
+			return
+		}
+		select {
+		case callouts <- m:
+		default:
+			s.b.metrics.dropped.Inc()
+		}
+	})
+	return err
+}
+
+// issuerOf reads who a token says it is from, and proves nothing.
+func issuerOf(token []byte) string {
+	_, rest, _ := bytes.Cut(token, []byte("."))
+	payload, _, _ := bytes.Cut(rest, []byte("."))
+	data := make([]byte, base64.RawURLEncoding.DecodedLen(len(payload)))
+	var claims struct {
+		Issuer string `json:"iss"`
+	}
+	if _, err := base64.RawURLEncoding.Decode(data, payload); err != nil || json.Unmarshal(data, &claims) != nil {
+		return ""
+	}
+	return claims.Issuer
 }
 
 func (s *service) subscribe() error {
@@ -274,12 +322,11 @@ func (s *service) subscribe() error {
 
 // serve handles what comes, one after the other, until the service stops.
 func (s *service) serve(in <-chan *nats.Msg, handle func(*nats.Msg)) {
-	for {
+	for s.ctx.Err() == nil {
 		select {
 		case m := <-in:
 			handle(m)
 		case <-s.ctx.Done():
-			return
 		}
 	}
 }
@@ -288,8 +335,10 @@ func (s *service) serve(in <-chan *nats.Msg, handle func(*nats.Msg)) {
 func (s *service) stop() {
 	s.draining.Store(true)
 	s.cancel()
+	defer time.AfterFunc(stopGrace, s.abandon).Stop()
 	s.workers.Wait()
 	s.evicted.Wait()
+	s.abandon()
 	s.close()
 }
 
@@ -652,7 +701,7 @@ func (s *service) token(m *nats.Msg) {
 }
 
 func (s *service) grant(session subjects.Session) *iopv1.SessionGrant {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	record, err := s.generations.Current(ctx, session)
 	switch {
@@ -679,7 +728,7 @@ func (s *service) storeRequest(m *nats.Msg) {
 	if err != nil || !strings.HasPrefix(m.Reply, subjects.EdgeInbox(edge)+".") {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	resp, key, changed := s.store.Do(ctx, edge, op, m.Data)
 	s.b.metrics.store.WithLabelValues(string(op), storeOutcome(resp)).Inc()
@@ -774,7 +823,7 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	if !s.isOpen() {
 		return g, since, refusedUnavailable
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	if r := s.admitLeaf(ctx, a); r != "" {
 		return g, since, r
