@@ -87,6 +87,8 @@ func (a *authority) reload(role identity.Role) error {
 type health struct {
 	mu  sync.Mutex
 	err error
+	// store: it cannot be written.
+	store error
 	// name: another broker of the cluster has this one's, which it must not.
 	name error
 }
@@ -97,9 +99,24 @@ func (h *health) set(err error) {
 	h.err = err
 }
 
+func (h *health) setStore(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.store = err
+}
+
+func (h *health) storeFailed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.store != nil
+}
+
 func (h *health) get() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.store != nil {
+		return h.store
+	}
 	if h.err != nil && h.name != nil {
 		return h.name // the likelier reason
 	}

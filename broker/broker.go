@@ -319,13 +319,27 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("broker: %w", err)
 	}
+	broken := make(chan string, 1) // a signal; the first line says why
 	// What the server calls fatal ends Run; the first such error is the reason.
 	srv.SetLoggerV2(serverLog{
 		log:       b.log,
 		handshake: b.handshakeFailed,
-		name:      b.nameTaken,
-		fatal:     func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
+		name: func(name string) {
+			if err := b.nameTaken(name); name == b.cfg.Name && !b.isReady() {
+				cancel(fmt.Errorf("%w: %w", errFatal, err)) // who came first stays
+			}
+		},
+		store: func(line string) {
+			select {
+			case broken <- line:
+			default: // known already
+			}
+		},
+		fatal: func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
 	}, true, false, false)
+	var keep sync.WaitGroup
+	defer func() { cancel(nil); keep.Wait() }()
+	keep.Go(func() { b.keepStore(ctx, srv, opts, broken) })
 	var stop sync.Once
 	shutdown := func() { stop.Do(func() { b.door.close(); srv.Shutdown(); srv.WaitForShutdown() }) }
 	defer shutdown()

@@ -115,25 +115,31 @@ func (s *service) callElection(ctx context.Context, names map[string]bool, ballo
 			return err
 		}
 		for name, group := range groups {
-			if group.Size <= 1 || group.led(names) {
-				delete(ballots, name)
+			if !stand(ballots, name, group, names) {
 				continue
 			}
-			b := ballots[name]
-			if b.term != group.Term {
-				b = ballot{term: group.Term}
-			} else {
-				b.reads++
-			}
-			ballots[name] = b
-			if group.Leader != "" || b.reads >= unheardReads || b.reads >= partedReads && group.State == server.Candidate.String() {
-				if err := s.sys.PublishRequest(voteSubject+name, s.sys.NewInbox(), voteRequest(group.Term+1)); err != nil {
-					return err
-				}
+			if err := s.sys.PublishRequest(voteSubject+name, s.sys.NewInbox(), voteRequest(group.Term+1)); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// stand notes in ballots what a read shows of a group, and says whether to call it.
+func stand(ballots map[string]ballot, name string, group raftGroup, names map[string]bool) bool {
+	if group.Size <= 1 || group.led(names) {
+		delete(ballots, name)
+		return false
+	}
+	b := ballots[name]
+	if b.term != group.Term {
+		b = ballot{term: group.Term}
+	} else {
+		b.reads++
+	}
+	ballots[name] = b
+	return group.Leader != "" || b.reads >= unheardReads || b.reads >= partedReads && group.State == server.Candidate.String()
 }
 
 // raftGroup is one of the home server's groups, as it sees it.

@@ -25,7 +25,9 @@ const maxStore = 64 << 20
 
 // openBucket binds a bucket and makes it only where there is none: an existing
 // one is never touched, its revisions are generations (G1).
-func openBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string, maxBytes int64, replicas int) (b bucket, err error) {
+//
+// first is the revision a new one begins with.
+func openBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string, maxBytes int64, replicas int, first uint64) (b bucket, made bool, err error) {
 	if b, err = bindBucket(ctx, js, led, name); errors.Is(err, jetstream.ErrBucketNotFound) {
 		if maxBytes == 0 {
 			maxBytes = -1
@@ -35,17 +37,24 @@ func openBucket(ctx context.Context, js jetstream.JetStream, led *elections, nam
 		_, err = js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
 			MaxMsgsPerSubject: 1, MaxBytes: maxBytes, Replicas: replicas,
-			Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
+			FirstSeq: first, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
 		})
-		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another service was quicker
+		made = err == nil
+		if made || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another service was quicker
 			b, err = bindBucket(ctx, js, led, name)
 		}
 	}
 	if err != nil {
-		return b, fmt.Errorf("broker: bucket %s: %w", name, err)
+		return b, made, fmt.Errorf("broker: bucket %s: %w", name, err)
 	}
-	return b, nil
+	return b, made, nil
 }
+
+// firstGeneration is where a new bucket of generations begins: at the time in
+// milliseconds. Where there was one before, and it was lost, its generations are
+// all below: it began earlier, and no fabric admits a thousand sessions a second
+// for long. So no generation comes twice, though nobody remembers the last (G1).
+func firstGeneration(now time.Time) uint64 { return uint64(max(now.UnixMilli(), 1)) } //nolint:gosec // not negative
 
 // bucket is a bucket and the stream it is kept in.
 type bucket struct {
@@ -144,7 +153,7 @@ func patiently[T any](ctx context.Context, led *elections, do func(context.Conte
 		case elected.Err() != nil && errors.Is(err, context.Canceled):
 			bound = tryBound
 			continue
-		case !isLeaderless(err):
+		case isFull(err) || !isLeaderless(err):
 			return v, err
 		case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout):
 			bound = min(2*bound, tryLimit)

@@ -189,8 +189,8 @@ func (b *Broker) checkRoute(cs tls.ConnectionState, dialled bool) error {
 }
 
 // nameTaken: a broker of the cluster has this one's name. Its store would be
-// taken for ours, so the server has cut the route.
-func (b *Broker) nameTaken(name string) {
+// taken for ours, so the server has cut the route. One that is not ready yet ends.
+func (b *Broker) nameTaken(name string) error {
 	err := fmt.Errorf("another broker of the cluster is called %q too: give each its own broker.name", name)
 	b.health.mu.Lock()
 	known := b.health.name != nil
@@ -199,6 +199,7 @@ func (b *Broker) nameTaken(name string) {
 	if !known {
 		b.log.Error(eventName, slog.String("error", err.Error()))
 	}
+	return err
 }
 
 // ErrLocked: another process works on the store.

@@ -61,6 +61,7 @@ type service struct {
 	generations generations
 	store       store
 	led         *elections
+	clocks      clocks
 	resync      chan struct{} // one: members are to be read anew
 	instance    string        // of this service, for the agents of leaves
 
@@ -153,6 +154,9 @@ func newService(ctx context.Context, a *authority) (_ *service, err error) {
 			return nil, fmt.Errorf("broker: session service %s: %w", c.name, err)
 		}
 	}
+	if a.embedded {
+		s.clocks.home = s.auth.ConnectedServerId()
+	}
 	if err := s.listen(); err != nil {
 		return nil, err
 	}
@@ -226,14 +230,25 @@ func (s *service) openStores(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("broker: jetstream: %w", err)
 	}
-	if s.generations.kv, err = openBucket(ctx, js, s.led, bucketGenerations, 0, s.b.replicas); err != nil {
-		return err
+	for _, b := range []struct {
+		to       *bucket
+		name     string
+		maxBytes int64
+		first    uint64
+	}{
+		{&s.generations.kv, bucketGenerations, 0, firstGeneration(s.b.now())},
+		{&s.members.kv, bucketMembers, 0, 0},
+		{&s.store.kv, bucketStore, maxStore, 0},
+	} {
+		var made bool
+		if *b.to, made, err = openBucket(ctx, js, s.led, b.name, b.maxBytes, s.b.replicas, b.first); err != nil {
+			return err
+		}
+		if made {
+			s.b.log.Warn(eventStoreMade, slog.String("bucket", b.name), slog.Uint64("first", b.first))
+		}
 	}
-	if s.members.kv, err = openBucket(ctx, js, s.led, bucketMembers, 0, s.b.replicas); err != nil {
-		return err
-	}
-	s.store.kv, err = openBucket(ctx, js, s.led, bucketStore, maxStore, s.b.replicas)
-	return err
+	return nil
 }
 
 // listen subscribes what tells of connections, and the callouts.
@@ -257,7 +272,10 @@ func (s *service) listen() error {
 		return fmt.Errorf("broker: subscribe callout: %w", err)
 	}
 	for range calloutWorkers {
-		s.workers.Go(func() { s.serve(callouts, s.callout) })
+		s.workers.Go(func() {
+			s.serve(callouts, s.callout)
+			s.drain(callouts, s.callout)
+		})
 	}
 	return nil
 }
@@ -327,6 +345,19 @@ func (s *service) serve(in <-chan *nats.Msg, handle func(*nats.Msg)) {
 		case m := <-in:
 			handle(m)
 		case <-s.ctx.Done():
+		}
+	}
+}
+
+// drain handles what still waits when the service stops: a server that is asked
+// to stop would wait for the answers as long as a callout may take.
+func (s *service) drain(in <-chan *nats.Msg, handle func(*nats.Msg)) {
+	for {
+		select {
+		case m := <-in:
+			handle(m)
+		default:
+			return
 		}
 	}
 }
@@ -774,7 +805,7 @@ func (s *service) decideOn(m *nats.Msg, leaf memberID) {
 		s.b.refuse(refusedForged)
 		return
 	}
-	if ac.Expires != 0 && began.Unix() > ac.Expires {
+	if s.clocks.late(ac, began) {
 		// Nobody waits any more; a generation for it would only fence the Node's
 		// next attempt.
 		s.b.refuse(refusedLate)
@@ -809,7 +840,7 @@ func (s *service) answer(ac *jwt.AuthorizationRequestClaims, leaf memberID) (str
 	s.b.refuse(r)
 	s.b.log.Warn(eventRefused,
 		slog.String("reason", string(r)), slog.String("edge", a.id.Edge), slog.String("role", string(a.id.Role)), slog.String("name", a.id.Name))
-	if g, ok := a.lobby(r, since, s.b.now()); ok {
+	if g, ok := a.lobby(r, since, s.clocks.at(ac, s.b.now())); ok {
 		return encodeGrant(issuer, ac, g)
 	}
 	return encodeRefusal(issuer, ac, r)
@@ -864,6 +895,9 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 	lock.Lock()
 	defer lock.Unlock()
 
+	if s.b.health.storeFailed() { // it would only wait for an answer
+		return g, since, refusedUnavailable
+	}
 	session, since, r := s.next(ctx, a)
 	if r != "" {
 		return g, since, r
