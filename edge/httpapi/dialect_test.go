@@ -399,6 +399,7 @@ func TestA24A26A27AProvidersErrorInItsStreamIsCounted(t *testing.T) {
 		"messages":             {"/v1/messages", "event: message_start\ndata: {}\n\nevent: error\ndata: {}\n\n", "provider"},
 		"no error":             {"/v1/chat/completions", `data: {"error":null,"choices":[]}` + "\n\n" + done, "ok"},
 		"an error in the text": {"/v1/chat/completions", `data: {"choices":[{"delta":{"content":"{\"error\":{"}}]}` + "\n\n" + done, "ok"},
+		"a comment":            {"/v1/chat/completions", `: data: {"error":{}}` + "\n\n" + done, "ok"},
 		"a word of the model":  {"/v1/messages", "event: message_start\ndata: {}\n\ndata: {\"text\":\"event: error\"}\n\nevent: message_stop\ndata: {}\n\n", "ok"},
 		"incomplete":           {"/v1/responses", "event: response.created\ndata: {}\n\nevent: response.incomplete\ndata: {}\n\n", "ok"},
 	} {
