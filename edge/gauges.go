@@ -30,7 +30,9 @@ type gauges struct {
 }
 
 func newGauges(state func(context.Context) (admin.State, error), now func() time.Time) *gauges {
-	desc := func(name, help string, labels ...string) *prometheus.Desc { return prometheus.NewDesc(name, help, labels, nil) }
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
 	return &gauges{
 		state: state, now: now, models: obs.NewNames(maxNames), names: obs.NewNames(maxNames),
 		connected:    desc("iop_edge_node_connected", "1 while the node's session is ready for work.", "node"),

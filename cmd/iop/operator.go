@@ -162,7 +162,7 @@ func table(w io.Writer, head string, rows func(row func(cells ...any))) {
 		}
 		fmt.Fprintln(t)
 	})
-	t.Flush() //nolint:errcheck // a terminal that is gone
+	t.Flush()
 }
 
 // ago is a time's distance in words that fit a column.
