@@ -55,7 +55,7 @@ func TestI1Faults(t *testing.T) {
 			"f.yaml:4: edge.queue: anchors and aliases are not used here; write the value out",
 			"f.yaml:5: edge.limits: anchors and aliases are not used here; write the value out",
 		}},
-		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, queue, limits, keep_alive, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
+		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, invited, invited_adapters, queue, limits, keep_alive, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
 		"key no word": {edge + "  ? [a]\n  : b\n", []string{"f.yaml:4: edge: want a word as a key, got a list"}},
 		"number as text": {"broker:\nedge:\n  name: 7\n", []string{
 			"f.yaml:3: edge.name: want text; put the value in quotes", "f.yaml:3: edge.name: is required",
@@ -320,7 +320,7 @@ func TestEveryVariableIsOneSetting(t *testing.T) {
 		}
 		seen[l.variable()] = l.path
 		// Each can be set, whatever its type.
-		f := &File{Broker: &Broker{Cluster: new(Cluster)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
+		f := &File{Broker: &Broker{Cluster: new(Cluster), Enrolment: new(Enrolment)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
 		v, ok := l.in(f)
 		if !ok {
 			t.Errorf("%s is not there", l.path)
