@@ -17,6 +17,12 @@ const (
 	eventLost       = "broker.lost"       // another server of the cluster is gone
 	eventName       = "broker.name"       // another broker of the cluster has this one's name
 	eventRotated    = "broker.rotated"    // new certificates serve from now on
+	eventInvited    = "broker.invited"    // a machine may join, under a name
+	eventWithdrawn  = "broker.withdrawn"  // it may not any more
+	eventEnrolled   = "broker.enrolled"   // it has joined
+	eventNotJoined  = "broker.not_joined" // somebody asked to join and may not; the reason is a closed set
+	eventEnrolOpen  = "broker.enrol_open" // invited machines can ask
+	eventEnrolShut  = "broker.enrol_shut" // no invitation is open: they cannot
 	eventLeafReady  = "leaf.ready"        // Nodes are admitted, by the hub
 	eventLeafNear   = "leaf.hub_near"     // the hub is there
 	eventLeafAway   = "leaf.hub_away"     // it is not: nobody new comes in

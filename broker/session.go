@@ -55,6 +55,7 @@ type service struct {
 	members     members
 	generations generations
 	store       store
+	invitations bucket        // where machines are invited
 	resync      chan struct{} // one: members are to be read anew
 	instance    string        // of this service, for the agents of leaves
 
@@ -222,6 +223,11 @@ func (s *service) openStores(ctx context.Context) error {
 	}
 	if s.members.kv, err = openBucket(ctx, js, bucketMembers, 0, s.b.replicas); err != nil {
 		return err
+	}
+	if s.b.cfg.Enrolment != nil {
+		if s.invitations, err = openBucket(ctx, js, bucketInvitations, 0, s.b.replicas); err != nil {
+			return err
+		}
 	}
 	s.store.kv, err = openBucket(ctx, js, bucketStore, maxStore, s.b.replicas)
 	return err

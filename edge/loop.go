@@ -90,6 +90,9 @@ type port interface {
 	connected(node string, gen uint64)
 	disconnected(node string, gen uint64, cause registry.Reason)
 	endAttempt(slot pool.Slot, cause string)
+	// takeIn makes a node known that has proved itself but is not configured, where
+	// that is wanted: all nodes' names, and the pool's configuration with it.
+	takeIn(node string) (nodes []string, cfg pool.Config, ok bool)
 }
 
 // loop owns the two cores.
@@ -193,10 +196,27 @@ func (l *loop) handle(now time.Time, it item) {
 		l.waiters[it.waiter.request.Waiter] = it.waiter
 		l.stepPool(now, pool.Enqueue(&it.waiter.request))
 	case !it.isPool:
+		if r, ok := it.reg.(registry.RegisterReceived); ok {
+			l.takeIn(now, r)
+		}
 		l.stepRegistry(now, it.reg, it.regis)
 	default:
 		l.stepPool(now, it.pool)
 	}
+}
+
+// takeIn makes an invited node known before its registration is judged. What it
+// registers as is what its connection, its certificate and its nkey prove.
+func (l *loop) takeIn(now time.Time, r registry.RegisterReceived) {
+	if r.Verified != nil || r.PayloadNode != r.Node {
+		return
+	}
+	nodes, cfg, ok := l.port.takeIn(r.Node)
+	if !ok {
+		return
+	}
+	l.stepRegistry(now, registry.ConfigChanged{Nodes: nodes}, nil)
+	l.stepPool(now, pool.SetConfig(cfg))
 }
 
 // leave takes a request whose caller is gone out of the queue; if it was

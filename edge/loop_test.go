@@ -63,6 +63,8 @@ func (p *fakePort) sendHeartbeat(string, uint64) {
 	}
 }
 
+func (p *fakePort) takeIn(string) ([]string, pool.Config, bool) { return nil, pool.Config{}, false }
+
 func (p *fakePort) endAttempt(s pool.Slot, _ string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"log/slog"
+	"slices"
 
 	"github.com/iop-fabric/iop/edge/pool"
 	"github.com/iop-fabric/iop/edge/registry"
@@ -258,6 +259,23 @@ func (e *Edge) disconnected(node string, gen uint64, cause registry.Reason) {
 		delete(e.registered, node)
 	}
 	e.discovery.stop(node, gen)
+}
+
+// takeIn adds an invited node to this Edge's own copy of the configuration, which
+// the loop alone reads once it runs.
+func (e *Edge) takeIn(node string) (names []string, cfg pool.Config, ok bool) {
+	if !e.cfg.TakesInvited() {
+		return nil, cfg, false
+	}
+	for _, n := range e.cfg.Nodes {
+		if n.Name == node {
+			return nil, cfg, false
+		}
+		names = append(names, n.Name)
+	}
+	e.cfg.Nodes = append(slices.Clone(e.cfg.Nodes), e.cfg.InvitedNode(node))
+	e.log.LogAttrs(context.Background(), slog.LevelInfo, eventNodeTakenIn, slog.String("node", node))
+	return append(names, node), poolConfig(&e.cfg), true
 }
 
 func (e *Edge) endAttempt(slot pool.Slot, cause string) { e.dispatch.Fenced(slot, cause) }
