@@ -134,8 +134,8 @@ func (p *plan) edgeNodeText(m member) string {
 		s.WriteString("        - {name: demo, type: demo}\n")
 		return s.String()
 	}
-	for _, l := range localProviders {
-		fmt.Fprintf(&s, "        - {name: %s, type: openai_compat, profile: %s, base_url: %q}\n", l.name, l.profile, l.url)
+	for _, l := range configs.LocalProviders() {
+		fmt.Fprintf(&s, "        - {name: %s, type: openai_compat, profile: %s, base_url: %q}\n", l.Name, l.Profile, l.BaseURL)
 	}
 	s.WriteString("        - {name: demo, type: demo, fallback: true} # only while nothing else lists a model\n")
 	return s.String()

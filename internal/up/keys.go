@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +42,9 @@ func (f Folder) key(role identity.Role, name string) string {
 
 // CA is the certificate authority's certificate.
 func (f Folder) CA() string { return f.path("pki", "ca.pem") }
+
+// CAKey is its key: who has it makes members.
+func (f Folder) CAKey() string { return f.path("pki", "ca.key") }
 
 // NKey names the file of one nkey: issuer, system, callout, service, edge,
 // node, curve.
@@ -219,6 +223,42 @@ func brokerHosts() []string {
 		hosts = append(hosts, name)
 	}
 	return hosts
+}
+
+// maxHosts bounds the names of a certificate that is used at changing addresses.
+const maxHosts = 32
+
+// renewBroker signs the broker's certificate anew, for the same key, where it is
+// not good for a host that machines are told to dial it at.
+func renewBroker(f Folder, hosts ...string) error {
+	certFile, keyFile := f.Certificate(identity.RoleBroker, "broker"), f.key(identity.RoleBroker, "broker")
+	c, err := identity.LoadCertificate(certFile, keyFile)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(hosts, func(h string) bool { return c.Leaf.VerifyHostname(h) != nil }) {
+		return nil
+	}
+	hosts = append(hosts, brokerHosts()...)
+	hosts = append(hosts, c.Leaf.DNSNames...)
+	for _, ip := range c.Leaf.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	var unique []string
+	for _, h := range hosts {
+		if !slices.Contains(unique, h) && len(unique) < maxHosts {
+			unique = append(unique, h)
+		}
+	}
+	ca, err := ensureCA(f.path("pki"))
+	if err != nil {
+		return err
+	}
+	renewed, err := ca.Renew(c, unique, certLife)
+	if err != nil {
+		return err
+	}
+	return renewed.Save(certFile, keyFile)
 }
 
 // What a key of ours begins with, so that one that leaked is known for what it is.
