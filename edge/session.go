@@ -261,21 +261,31 @@ func (e *Edge) disconnected(node string, gen uint64, cause registry.Reason) {
 	e.discovery.stop(node, gen)
 }
 
-// takeIn adds an invited node to this Edge's own copy of the configuration, which
-// the loop alone reads once it runs.
-func (e *Edge) takeIn(node string) (names []string, cfg pool.Config, ok bool) {
+// takeIn adds invited nodes to this Edge's own copy of the configuration, which the
+// loop alone reads once it runs.
+func (e *Edge) takeIn(proved []string) (names []string, cfg pool.Config, ok bool) {
 	if !e.cfg.TakesInvited() {
 		return nil, cfg, false
 	}
+	known := map[string]bool{}
 	for _, n := range e.cfg.Nodes {
-		if n.Name == node {
-			return nil, cfg, false
-		}
+		known[n.Name] = true
 		names = append(names, n.Name)
 	}
-	e.cfg.Nodes = append(slices.Clone(e.cfg.Nodes), e.cfg.InvitedNode(node))
-	e.log.LogAttrs(context.Background(), slog.LevelInfo, eventNodeTakenIn, slog.String("node", node))
-	return append(names, node), poolConfig(&e.cfg), true
+	nodes := slices.Clone(e.cfg.Nodes)
+	for _, name := range proved {
+		if known[name] {
+			continue
+		}
+		known[name] = true
+		names, nodes = append(names, name), append(nodes, e.cfg.InvitedNode(name))
+		e.log.LogAttrs(context.Background(), slog.LevelInfo, eventNodeTakenIn, slog.String("node", name))
+	}
+	if len(nodes) == len(e.cfg.Nodes) {
+		return nil, cfg, false
+	}
+	e.cfg.Nodes = nodes
+	return names, poolConfig(&e.cfg), true
 }
 
 func (e *Edge) endAttempt(slot pool.Slot, cause string) { e.dispatch.Fenced(slot, cause) }
