@@ -31,9 +31,9 @@ type authority interface {
 }
 
 // authorityPaths are the paths of the admin API that the broker answers, of the
-// members of edge.
-func authorityPaths(b authority, edge string) map[string]http.Handler {
-	a := authorityAPI{b, edge}
+// members of edge. own is this very process's node, if it has one.
+func authorityPaths(b authority, edge, own string) map[string]http.Handler {
+	a := authorityAPI{b, edge, own}
 	return map[string]http.Handler{
 		"/api/v1/invitations":                  http.HandlerFunc(a.invitations),
 		"/api/v1/invitations/{name}":           http.HandlerFunc(a.invitation),
@@ -42,8 +42,8 @@ func authorityPaths(b authority, edge string) map[string]http.Handler {
 }
 
 type authorityAPI struct {
-	b    authority
-	edge string
+	b         authority
+	edge, own string
 }
 
 func (a authorityAPI) invitations(w http.ResponseWriter, r *http.Request) {
@@ -128,13 +128,16 @@ func (a authorityAPI) revoke(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	role, name := r.PathValue("role"), r.PathValue("name")
-	switch identity.Role(role) {
-	case identity.RoleNode, identity.RoleEdge, identity.RoleLeaf:
-		if goodName(w, name) {
-			done(w, a.b.Revoke(r.Context(), a.edge, role, name))
-		}
-	default:
+	switch known := role == string(identity.RoleNode) || role == string(identity.RoleEdge) || role == string(identity.RoleLeaf); {
+	case !known:
 		admin.Refuse(w, http.StatusBadRequest, "invalid_request", "want the role node, edge or leaf")
+	case !goodName(w, name):
+	case a.edge == "":
+		admin.Refuse(w, http.StatusConflict, "no_edge", "this broker serves several edges and invites for none, so whose member is meant cannot be told")
+	case role == string(identity.RoleNode) && name == a.own:
+		admin.Refuse(w, http.StatusConflict, "own_node", name+" is this process's own node: it goes with the process, and would not come back")
+	default:
+		done(w, a.b.Revoke(r.Context(), a.edge, role, name))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,7 @@ import (
 
 // How long a machine asks before it gives up: the authority may be starting.
 const (
-	joinAttempts  = 8
+	joinAttempts  = 6
 	joinWaitFirst = 500 * time.Millisecond
 	joinWaitLast  = 5 * time.Second
 	joinBound     = 30 * time.Second // one attempt
@@ -75,6 +76,9 @@ func (j Join) Check() error {
 func (j Join) Run(ctx context.Context) error {
 	if present(j.Folder.CA()) {
 		return fmt.Errorf("%s is the data folder of an iop up: name another with --dir", j.Folder)
+	}
+	if err := checkPrivate(string(j.Folder)); err != nil {
+		return err
 	}
 	if present(j.Folder.NodeConfig()) {
 		return j.again()
@@ -240,6 +244,8 @@ var errPinned = errors.New("is not the authority of this invitation")
 // errLater: the authority says that it cannot answer now.
 var errLater = errors.New("the authority cannot answer now")
 
+var errJoinStopped = errors.New("told to stop before this machine had joined; the same line goes on where it was")
+
 // ask asks until there is an answer, a refusal, or nobody for too long.
 func (j Join) ask(ctx context.Context, address string, t enrol.Token, r enrol.Request) (a enrol.Answer, err error) {
 	body, mac, err := enrol.Seal(r, t.Secret)
@@ -261,7 +267,10 @@ func (j Join) ask(ctx context.Context, address string, t enrol.Token, r enrol.Re
 		a, err = askOnce(ctx, client, address, body, mac)
 		var op *net.OpError
 		again := errors.Is(err, errLater) || errors.As(err, &op) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || os.IsTimeout(err)
-		if err == nil || errors.Is(err, errPinned) || !again || ctx.Err() != nil || attempt == joinAttempts {
+		switch {
+		case ctx.Err() != nil && err != nil:
+			return a, errJoinStopped
+		case err == nil || errors.Is(err, errPinned) || !again || attempt == joinAttempts:
 			return a, err
 		}
 		if j.Tell != nil && attempt == 1 {
@@ -272,7 +281,7 @@ func (j Join) ask(ctx context.Context, address string, t enrol.Token, r enrol.Re
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return a, context.Cause(ctx)
+			return a, errJoinStopped
 		}
 		wait = min(2*wait, joinWaitLast)
 	}
@@ -286,8 +295,15 @@ func askOnce(ctx context.Context, client *http.Client, address string, body []by
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set(enrol.Header, mac)
 	resp, err := client.Do(req)
-	if err != nil {
-		return a, fmt.Errorf("%s does not answer: %w", address, err)
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err // the address is told once
+	}
+	switch {
+	case errors.Is(err, errPinned):
+		return a, fmt.Errorf("%s %w", address, err)
+	case err != nil:
+		return a, fmt.Errorf("%s does not answer (it listens only while an invitation is open): %w", address, err)
 	}
 	defer resp.Body.Close() // only read
 	b, err := io.ReadAll(io.LimitReader(resp.Body, enrol.MaxAnswer))
@@ -324,15 +340,15 @@ func pinned(cs tls.ConnectionState, ca [sha256.Size]byte) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("it %w: its CA is another", errPinned)
+		return fmt.Errorf("%w: its CA is another", errPinned)
 	}
 	_, _, err := identity.VerifyChain(pool, chain, identity.RoleBroker, true)
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
-		return fmt.Errorf("it %w: %w (is this machine's clock right?)", errPinned, err)
+		return fmt.Errorf("%w: %w (is this machine's clock right?)", errPinned, err)
 	}
 	if err != nil {
-		return fmt.Errorf("it %w: %w", errPinned, err)
+		return fmt.Errorf("%w: %w", errPinned, err)
 	}
 	return nil
 }

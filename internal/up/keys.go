@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -94,8 +95,8 @@ func Prepare(f Folder, edge, node string) error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("data folder: %w", err)
 		}
-		if st, err := os.Stat(dir); err == nil && st.Mode().Perm()&0o022 != 0 {
-			return fmt.Errorf("data folder: %s may be written by others (mode %04o), so its keys prove nothing: chmod 700 it", dir, st.Mode().Perm())
+		if err := checkPrivate(dir); err != nil {
+			return err
 		}
 	}
 	// A first start that was cut off leaves no mark, and is done again; after it,
@@ -132,6 +133,15 @@ func Prepare(f Folder, edge, node string) error {
 		return nil
 	}
 	return identity.WriteKeyFile(made, []byte("The keys of this folder were made whole. They belong together.\n"))
+}
+
+// checkPrivate refuses a folder of keys that others may write.
+func checkPrivate(dir string) error {
+	// Windows keeps access lists, not modes.
+	if st, err := os.Stat(dir); runtime.GOOS != "windows" && err == nil && st.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("data folder: %s may be written by others (mode %04o), so its keys prove nothing: chmod 700 it", dir, st.Mode().Perm())
+	}
+	return nil
 }
 
 // removeLeftovers removes what a write that was cut off left behind.

@@ -99,7 +99,7 @@ func brokerAPI(cfg configs.Broker, b *broker.Broker) (http.Handler, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	host, _, _ := net.SplitHostPort(cfg.AdminListen) //nolint:errcheck // it was validated
-	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg))), nil
+	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "")), nil
 }
 
 // edgeOf is the edge whose members an operator of this broker means: the one that

@@ -144,7 +144,7 @@ func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
 		return nil, err
 	}
 	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{
-		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name),
+		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name, cfg.Node.Name),
 	}); err != nil {
 		return nil, err
 	}
