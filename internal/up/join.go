@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -232,7 +233,8 @@ func authorityAddress(text string) (string, error) {
 	if err != nil {
 		host, port = strings.Trim(text, "[]"), configs.DefaultEnrolPort
 	}
-	if net.ParseIP(host) == nil && !validHost(host) {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if (net.ParseIP(host) == nil && !validHost(host)) || err != nil || n == 0 {
 		return "", fmt.Errorf("%q: want HOST:PORT, as iop invite printed it", text)
 	}
 	return net.JoinHostPort(host, port), nil
