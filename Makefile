@@ -3,8 +3,9 @@
 # make check   what CI runs: generated code, format, vet, lint, tests, a short fuzz
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
+# make clients the public Go SDKs through the product, in front of imitated model servers
 # make compose the compose file brought up for real, streamed through, broken and taken down
-# make churn   streams whose callers leave and whose provider fails
+# make churn   streams whose callers leave and whose provider fails, and thousands that wait
 # make herd    a thousand Nodes that dial one broker at once, and then idle
 # make fuzz    every fuzz target for FUZZTIME each
 
@@ -14,7 +15,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama herd compose
+.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -78,6 +79,11 @@ streams:
 CHURN ?= 30000
 churn:
 	IOP_CHURN=$(CHURN) go test ./test/e2e -run '^TestChurn$$' -count 1 -v -timeout 20m | grep -v level=
+	IOP_WAITERS=7000 go test ./test/e2e -run '^TestManyWaiters$$' -count 1 -v -timeout 20m | grep -v level=
+
+# The public Go SDKs as callers, recorded and imitated model servers behind the product.
+clients: build
+	test/clients/run.sh
 
 # A real Ollama with a tiny scripted model behind the product, the Go SDKs as callers.
 ollama: build

@@ -27,6 +27,8 @@ type authority struct {
 	replicas int
 	// alone: no other server and no other service is part of this.
 	alone bool
+	// embedded: the server is in this process, and the service connects to no other.
+	embedded bool
 	// dial makes one of the service's connections.
 	dial func(key *identity.NKey, name string) (*nats.Conn, error)
 
@@ -85,6 +87,8 @@ func (a *authority) reload(role identity.Role) error {
 type health struct {
 	mu  sync.Mutex
 	err error
+	// store: it cannot be written.
+	store error
 	// name: another broker of the cluster has this one's, which it must not.
 	name error
 }
@@ -95,9 +99,24 @@ func (h *health) set(err error) {
 	h.err = err
 }
 
+func (h *health) setStore(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.store = err
+}
+
+func (h *health) storeFailed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.store != nil
+}
+
 func (h *health) get() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.store != nil {
+		return h.store
+	}
 	if h.err != nil && h.name != nil {
 		return h.name // the likelier reason
 	}

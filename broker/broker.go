@@ -82,7 +82,7 @@ func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	if err := checkEdgeKeys(cfg.EdgeKeys, b.keys.public()); err != nil {
 		return nil, err
 	}
-	b.alone = cfg.Cluster == nil
+	b.alone, b.embedded = cfg.Cluster == nil, true
 	if !b.alone {
 		if err := checkCluster(cfg); err != nil {
 			return nil, err
@@ -329,17 +329,36 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	if opts.LeafNode.Port != 0 {
 		b.door.guard(opts.LeafNode.TLSConfig)
 	}
+	held, release := context.WithTimeout(ctx, openPatience)
+	defer release()
+	if !opts.DontListen {
+		hold(held, opts.TLSConfig)
+	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("broker: %w", err)
 	}
+	broken := make(chan string, 1) // a signal; the first line says why
 	// What the server calls fatal ends Run; the first such error is the reason.
 	srv.SetLoggerV2(serverLog{
 		log:       b.log,
 		handshake: b.handshakeFailed,
-		name:      b.nameTaken,
-		fatal:     func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
+		name: func(name string) {
+			if err := b.nameTaken(name); name == b.cfg.Name && !b.isReady() {
+				cancel(fmt.Errorf("%w: %w", errFatal, err)) // who came first stays
+			}
+		},
+		store: func(line string) {
+			select {
+			case broken <- line:
+			default: // known already
+			}
+		},
+		fatal: func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
 	}, true, false, false)
+	var keep sync.WaitGroup
+	defer func() { cancel(nil); keep.Wait() }()
+	keep.Go(func() { b.keepStore(ctx, srv, opts, broken) })
 	var stop sync.Once
 	shutdown := func() { stop.Do(func() { b.door.close(); srv.Shutdown(); srv.WaitForShutdown() }) }
 	defer shutdown()
@@ -355,7 +374,10 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	b.dial = func(key *identity.NKey, name string) (*nats.Conn, error) { return b.connect(srv, key, name) }
 	s, err := newService(ctx, &b.authority)
 	if err != nil {
-		return errors.Join(fatalCause(ctx), err)
+		if ctx.Err() != nil { // stopped meanwhile
+			return fatalCause(ctx)
+		}
+		return err
 	}
 	if err := s.waitOpen(ctx); err != nil {
 		s.stop()
@@ -363,6 +385,11 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 			return fatalCause(ctx)
 		}
 		return err
+	}
+	release()
+	if err := s.waitCurrent(ctx); err != nil {
+		s.stop()
+		return fatalCause(ctx)
 	}
 	if opts.DontListen {
 		listening := make(chan struct{})

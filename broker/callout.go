@@ -269,7 +269,7 @@ func encodeGrant(issuer nkeys.KeyPair, ac *jwt.AuthorizationRequestClaims, g gra
 	uc.Name, uc.Audience = g.user, accountFabric
 	uc.Pub.Allow.Add(g.permissions.Publish...)
 	uc.Sub.Allow.Add(g.permissions.Subscribe...)
-	uc.Expires = g.expires.Unix()
+	uc.Expires = g.expires.Add(time.Second - 1).Unix() // whole seconds, and none too few: the lobby has but two
 	user, err := uc.Encode(issuer)
 	if err != nil {
 		return "", err

@@ -34,8 +34,11 @@ const (
 	probeInterval = time.Second
 	probeBound    = 2 * time.Second
 	openAttempt   = 5 * time.Second
-	openBackoff   = time.Second
-	waitingLog    = 10 * time.Second // while it waits, a line so often
+	// currentInterval is how often a broker that has joined looks whether its copies
+	// are as the leaders'; they say so once a second.
+	currentInterval = 50 * time.Millisecond
+	openBackoff     = time.Second
+	waitingLog      = 10 * time.Second // while it waits, a line so often
 	// replicaSilent is when a replica of a store counts as away.
 	replicaSilent = 5 * time.Second
 	// maxRaces bounds how often two services may be after one name at once. The
@@ -222,6 +225,42 @@ func (s *service) waitOpen(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// waitCurrent waits until the home server's copies are what their leaders have.
+// Until then the next broker must not be stopped: with this one behind, half of
+// the rest would have to catch up before there is a leader again.
+func (s *service) waitCurrent(ctx context.Context) error {
+	if s.b.alone {
+		return nil
+	}
+	tick := time.NewTicker(currentInterval)
+	defer tick.Stop()
+	for !s.isCurrent(ctx) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (s *service) isCurrent(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, operationBound)
+	defer cancel()
+	for _, account := range []string{accountSystem, accountAuth} { // the first says which the second has
+		groups, err := s.raftGroups(ctx, account)
+		if err != nil {
+			return false
+		}
+		for _, group := range groups {
+			if group.Size > 1 && (group.Leader == "" || group.CatchingUp || group.Applied < group.Committed) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // errNoQuorum: what the authority knows cannot be read or written.

@@ -164,13 +164,16 @@ func (c *cluster) connectAll(nodes []*clusterNode, first func(i int) int) {
 
 // Any broker of three stops: what is at the others notices nothing, what was at
 // it is back elsewhere under higher generations, and Edge is told of each once
-// more than it was, at once.
+// more than it was, at once. Each broker has decided on its own dials alone.
 // Contract: Y2 B7
 func TestClusterLosesAnyBroker(t *testing.T) {
 	c := newCluster(t)
 	nodes := c.nodes(30)
 	c.start()
 	c.connectAll(nodes, func(i int) int { return i })
+	for _, n := range nodes {
+		c.members[n.at].logs.wait(t, 0, map[string]string{"msg": eventAdmitted, "user": n.session.String()})
+	}
 	for victim := range 3 {
 		watch := c.members[(victim+1)%3]
 		edge := watch.edge("edge1")
@@ -335,7 +338,7 @@ func TestClusterGenerationsRise(t *testing.T) {
 	nodes := c.nodes(1)
 	c.start()
 	var last uint64
-	for round := range 10 {
+	for round := range 5 {
 		victim := rand.IntN(3)
 		c.members[victim].stop()
 		for i := range 3 {
@@ -352,12 +355,12 @@ func TestClusterGenerationsRise(t *testing.T) {
 	}
 }
 
-// Two of three admit; one alone refuses and says why; with the second back it
-// goes on by itself.
-// Contract: Y2 B9
+// Two of three admit; one alone refuses, Node and Edge alike, and says whom and
+// why; with the second back it goes on by itself.
+// Contract: Y2 B9 G1
 func TestClusterQuorum(t *testing.T) {
 	c := newCluster(t)
-	nodes := c.nodes(3)
+	nodes, edgeKey := c.nodes(3), c.member("edge1", "edge", "e1")
 	c.start()
 	c.connectAll(nodes[:1], func(int) int { return 0 })
 	c.members[2].stop()
@@ -376,15 +379,19 @@ func TestClusterQuorum(t *testing.T) {
 	}
 	m := c.members[0]
 	d := m.dialer("edge1", "node", "n2", nodes[2].key)
-	if nc, err := d.dial(); err == nil {
-		nc.Close()
-		t.Error("one of three admitted a node")
+	mark = m.logs.mark()
+	if nc, err := d.dial(); !errors.Is(err, nats.ErrAuthorization) {
+		if err == nil {
+			nc.Close()
+		}
+		t.Errorf("one of three answers a node: %v", err)
 	}
+	m.logs.wait(t, mark, map[string]string{"msg": eventRefused, "reason": string(refusedUnavailable), "edge": "edge1", "role": "node", "name": "n2"})
 	mark = m.logs.mark()
 	c.members[1].start()
 	m.logs.wait(t, mark, map[string]string{"msg": eventResumed})
-	if err := nodes[2].dial(0); err != nil {
-		t.Errorf("with two again: %v", err)
+	if err := nodes[2].dial(0); err != nil || nodes[2].session.Gen <= nodes[1].session.Gen {
+		t.Errorf("with two again: generation %d after %d, %v", nodes[2].session.Gen, nodes[1].session.Gen, err)
 	} else {
 		nodes[2].nc.Close()
 	}
@@ -408,6 +415,16 @@ func TestClusterQuorum(t *testing.T) {
 	if m.refused(refusedUnavailable) == 0 {
 		t.Error("not counted")
 	}
+	d = m.dialer("edge1", "edge", "e1", edgeKey)
+	d.url = "tls://" + m.cfg.Listen
+	mark = m.logs.mark()
+	if nc, err := d.dial(); !errors.Is(err, nats.ErrAuthorization) {
+		if err == nil {
+			nc.Close()
+		}
+		t.Errorf("one of three answers an Edge: %v", err)
+	}
+	m.logs.wait(t, mark, map[string]string{"msg": eventRefused, "reason": string(refusedUnavailable), "edge": "edge1", "role": "edge", "name": "e1"})
 	c.members[2].start()
 	m.served()
 	if err := m.b.Healthy(); err != nil {
@@ -473,8 +490,7 @@ func TestClusterDuplicates(t *testing.T) {
 					return
 				}
 				conns <- nc
-				user, _, _ := strings.Cut(c.whoami(nc), ".")
-				users <- user
+				users <- c.firstWord(d, nc)
 			})
 		}
 		wg.Wait()
@@ -558,18 +574,182 @@ func TestRouteIsForBrokersOnly(t *testing.T) {
 	}
 }
 
-// Two brokers of one name are told of, and do not mix their stores.
+// A second broker of a name ends and says why; the first goes on, and so does the
+// cluster.
+// Contract: Y2 G1
 func TestClusterNameTaken(t *testing.T) {
 	c := newCluster(t)
-	c.members[1].cfg.Name = "b1"
-	for _, m := range c.members[:2] {
-		m.launch()
-	}
-	for _, m := range c.members[:2] {
-		m.logs.wait(t, 0, map[string]string{"msg": eventName})
-		if err := m.b.Healthy(); err == nil || !strings.Contains(err.Error(), `called "b1" too`) {
-			t.Errorf("healthy: %v", err)
+	nodes := c.nodes(2)
+	c.start().members[2].stop()
+	c.connectAll(nodes[:1], func(int) int { return 0 })
+	second, own := c.members[2], c.members[2].cfg
+	second.cfg.Name, second.cfg.StoreDir = "b1", filepath.Join(c.dir, "copy")
+	second.launch()
+	second.cancel = nil // it ends by itself
+	select {
+	case err := <-second.done:
+		if err == nil || !strings.Contains(err.Error(), `called "b1" too`) {
+			t.Errorf("Run: %v", err)
 		}
+	case <-time.After(guard):
+		t.Fatal("the second of the name goes on")
+	}
+	second.logs.wait(t, 0, map[string]string{"msg": eventName})
+	if user := c.whoami(nodes[0].nc); user != nodes[0].session.String() {
+		t.Errorf("the session at the first is %q", user)
+	}
+	for i := range 2 {
+		if err := c.members[i].b.Healthy(); err != nil {
+			t.Errorf("b%d: healthy: %v", i+1, err)
+		}
+	}
+	if err := nodes[1].dial(0); err != nil || nodes[1].session.Gen <= nodes[0].session.Gen {
+		t.Fatalf("generation %d after %d, %v", nodes[1].session.Gen, nodes[0].session.Gen, err)
+	}
+	defer nodes[1].nc.Close()
+	second.cfg = own // as it should be
+	second.launch().served()
+}
+
+// Who has no certificate of a broker of ours for the route joins nothing: a
+// broker with another CA's is refused, counted and told of in the log, and one
+// with a Node's does not even start. The rest is unharmed.
+// Contract: Y2 B2
+func TestClusterKeepsStrangersOut(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(2)
+	c.start().members[2].stop()
+	c.connectAll(nodes[:1], func(int) int { return 0 })
+
+	foreign, in := newTestCA(), func(name string) string { return filepath.Join(c.dir, name) }
+	foreign.write(in("foreign-ca.pem"))
+	if err := foreign.issue(bothUses, "spiffe://iop/-/broker/b3").Save(in("foreign.pem"), in("foreign.key")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ca.issue(bothUses, "spiffe://iop/edge1/node/n1").Save(in("node.pem"), in("node.key")); err != nil {
+		t.Fatal(err)
+	}
+	stranger := c.members[2]
+	stranger.cfg.Cluster.TLS = configs.TLS{Certificate: in("node.pem"), Key: in("node.key"), CA: in("ca.pem")}
+	if _, err := New(stranger.cfg, Deps{}); err == nil || !strings.Contains(err.Error(), "is not a broker's") {
+		t.Errorf("a node's certificate for the route: %v", err)
+	}
+	stranger.cfg.Cluster.TLS = configs.TLS{Certificate: in("foreign.pem"), Key: in("foreign.key"), CA: in("foreign-ca.pem")}
+	mark := c.members[0].logs.mark()
+	stranger.launch()
+	c.members[0].logs.wait(t, mark, map[string]string{"msg": eventRefused, "reason": string(refusedRoute)})
+	stranger.logs.wait(t, 0, map[string]string{"msg": eventWaiting})
+	if err := stranger.b.Healthy(); err == nil {
+		t.Error("the stranger is healthy")
+	}
+	if user := c.whoami(nodes[0].nc); user != nodes[0].session.String() {
+		t.Errorf("the session that stood is %q", user)
+	}
+	if err := nodes[1].dial(0); err != nil {
+		t.Fatalf("beside the stranger: %v", err)
+	}
+	defer nodes[1].nc.Close()
+	if routes := must(c.members[0].b.server.Routez(nil)); slices.ContainsFunc(routes.Routes, func(r *server.RouteInfo) bool { return r.RemoteName == "b3" }) {
+		t.Error("the stranger has a route")
+	}
+	if c.members[0].refused(refusedRoute) == 0 {
+		t.Error("not counted")
+	}
+}
+
+// A broker stops within its bound though nobody is left who could answer what
+// its Nodes ask it: two of three are gone.
+// Contract: Y2
+func TestClusterLastOneStops(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(2 * calloutWorkers)
+	c.start()
+	last := c.members[0]
+	c.members[1].stop()
+	c.members[2].stop()
+	mark := last.logs.mark()
+	last.logs.wait(t, mark, map[string]string{"msg": eventWaiting})
+	var wg sync.WaitGroup
+	for _, n := range nodes {
+		d := last.dialer("edge1", "node", n.name, n.key)
+		wg.Go(func() {
+			if nc, err := d.dial(); err == nil { // to be told that the broker stops
+				nc.Close()
+			}
+		})
+	}
+	last.logs.wait(t, mark, map[string]string{"msg": eventRefused}) // the first; others are being decided on
+	began := time.Now()
+	last.stop()
+	took := time.Since(began)
+	wg.Wait()
+	t.Logf("stopped in %v", took)
+	if took >= operationBound {
+		t.Errorf("stopped in %v: it waited for stores that nobody leads", took)
+	}
+	if i := slices.IndexFunc(last.logs.lines()[mark:], func(l map[string]string) bool { return l["msg"] == eventAdmitted }); i >= 0 {
+		t.Errorf("admitted: %v", last.logs.lines()[mark+i])
+	}
+}
+
+// One of three that lost its store gets it from the others before it is ready,
+// and makes none anew.
+// Contract: G1 Y2 B9
+func TestClusterStoreLost(t *testing.T) {
+	c := newCluster(t)
+	nodes := c.nodes(2)
+	c.start()
+	c.connectAll(nodes[:1], func(int) int { return 0 })
+	last := nodes[0].session.Gen
+	c.members[0].stop()
+	if err := os.RemoveAll(c.members[0].cfg.StoreDir); err != nil {
+		t.Fatal(err)
+	}
+	c.members[0].start()
+	for account, groups := range *c.members[0].b.server.Raftz(&server.RaftzOptions{}) {
+		for name, g := range groups {
+			if g.Size > 1 && (g.Leader == "" || g.CatchingUp) {
+				t.Errorf("ready without its copy of %s %s", account, name)
+			}
+		}
+	}
+	c.members[1].stop()
+	if err := nodes[1].dial(0); err != nil || nodes[1].session.Gen <= last {
+		t.Fatalf("generation %d after %d, %v", nodes[1].session.Gen, last, err)
+	}
+	defer nodes[1].nc.Close()
+	if made := c.members[0].logs.seen(eventStoreMade); len(made) > 0 {
+		t.Errorf("made anew: %v", made)
+	}
+}
+
+// A broker alone that lost its store says that it made a new one, and gives no
+// generation twice.
+// Contract: G1
+func TestStoreLost(t *testing.T) {
+	f := newFixture(t)
+	key := f.member("edge1", "node", "n1")
+	f.start()
+	f.logs.wait(t, 0, map[string]string{"msg": eventStoreMade, "bucket": bucketGenerations})
+	var last uint64
+	for range 3 {
+		nc, s := f.node(f.instance("0123456789abcdef", "edge1", "node", "n1", key))
+		last = s.Gen
+		nc.Close()
+	}
+	f.stop()
+	if err := os.RemoveAll(f.cfg.StoreDir); err != nil {
+		t.Fatal(err)
+	}
+	f.start()
+	f.logs.wait(t, 0, map[string]string{"msg": eventStoreMade, "bucket": bucketGenerations})
+	if _, s := f.node(f.dialer("edge1", "node", "n1", key)); s.Gen <= last {
+		t.Errorf("generation %d after %d", s.Gen, last)
+	}
+	f.stop()
+	f.start()
+	if made := f.logs.seen(eventStoreMade); len(made) > 0 {
+		t.Errorf("made anew what was there: %v", made)
 	}
 }
 

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"sync/atomic"
@@ -41,6 +42,17 @@ func (d *door) guard(config *tls.Config) {
 			return nil
 		}
 		return c, nil
+	}
+}
+
+// hold lets handshakes wait until the context ends: the session service is
+// there then, or does not come so soon. In a cluster the listener is open before,
+// and a callout sent while the routes are being made may reach nobody.
+func hold(until context.Context, config *tls.Config) {
+	serve := config.GetConfigForClient
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		<-until.Done()
+		return serve(hello)
 	}
 }
 

@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"context"
+	"crypto/tls"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -38,5 +40,35 @@ func TestStopsWhileNodesDial(t *testing.T) {
 		f.stop()
 		close(stopped)
 		wg.Wait()
+	}
+}
+
+// In a cluster a handshake waits until callouts are answered, and is then served.
+// Contract: Y2 B4
+func TestHandshakeWaits(t *testing.T) {
+	until, release := context.WithCancel(t.Context())
+	config := &tls.Config{MinVersion: tls.VersionTLS13}
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		if until.Err() == nil {
+			t.Error("served before")
+		}
+		return config, nil
+	}
+	hold(until, config)
+	served := make(chan *tls.Config)
+	for range 3 {
+		go func() {
+			c, err := config.GetConfigForClient(nil)
+			if err != nil {
+				t.Error(err)
+			}
+			served <- c
+		}()
+	}
+	release()
+	for range 3 {
+		if c := <-served; c != config {
+			t.Error("served with something else")
+		}
 	}
 }

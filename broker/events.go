@@ -16,6 +16,8 @@ const (
 	eventResumed    = "broker.resumed"    // they can again
 	eventLost       = "broker.lost"       // another server of the cluster is gone
 	eventName       = "broker.name"       // another broker of the cluster has this one's name
+	eventStoreMade  = "broker.store_made" // there was no store, so one was made
+	eventStoreFull  = "broker.store_full" // the store cannot be written, its disk is full or broken
 	eventRotated    = "broker.rotated"    // new certificates serve from now on
 	eventInvited    = "broker.invited"    // a machine may join, under a name
 	eventWithdrawn  = "broker.withdrawn"  // it may not any more

@@ -26,8 +26,10 @@ const maxStore = 64 << 20
 
 // openBucket binds a bucket and makes it only where there is none: an existing
 // one is never touched, its revisions are generations (G1).
-func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxBytes int64, replicas int) (b bucket, err error) {
-	if b, err = bindBucket(ctx, js, name); errors.Is(err, jetstream.ErrBucketNotFound) {
+//
+// first is the revision a new one begins with.
+func openBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string, maxBytes int64, replicas int, first uint64) (b bucket, made bool, err error) {
+	if b, err = bindBucket(ctx, js, led, name); errors.Is(err, jetstream.ErrBucketNotFound) {
 		if maxBytes == 0 {
 			maxBytes = -1
 		}
@@ -36,28 +38,37 @@ func openBucket(ctx context.Context, js jetstream.JetStream, name string, maxByt
 		_, err = js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
 			MaxMsgsPerSubject: 1, MaxBytes: maxBytes, Replicas: replicas,
-			Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
+			FirstSeq: first, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
 		})
-		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another service was quicker
-			b, err = bindBucket(ctx, js, name)
+		made = err == nil
+		if made || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another service was quicker
+			b, err = bindBucket(ctx, js, led, name)
 		}
 	}
 	if err != nil {
-		return b, fmt.Errorf("broker: bucket %s: %w", name, err)
+		return b, made, fmt.Errorf("broker: bucket %s: %w", name, err)
 	}
-	return b, nil
+	return b, made, nil
 }
+
+// firstGeneration is where a new bucket of generations begins: at the time in
+// milliseconds. Where there was one before, and it was lost, its generations are
+// all below: it began earlier, and no fabric admits a thousand sessions a second
+// for long. So no generation comes twice, though nobody remembers the last (G1).
+func firstGeneration(now time.Time) uint64 { return uint64(max(now.UnixMilli(), 1)) } //nolint:gosec // not negative
 
 // bucket is a bucket and the stream it is kept in.
 type bucket struct {
 	jetstream.KeyValue
 	stream jetstream.Stream
+	led    *elections
 }
 
-func bindBucket(ctx context.Context, js jetstream.JetStream, name string) (b bucket, err error) {
-	b.KeyValue, err = patiently(ctx, func(ctx context.Context) (jetstream.KeyValue, error) { return js.KeyValue(ctx, name) })
+func bindBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string) (b bucket, err error) {
+	b.led = led
+	b.KeyValue, err = patiently(ctx, led, func(ctx context.Context) (jetstream.KeyValue, error) { return js.KeyValue(ctx, name) })
 	if err == nil {
-		b.stream, err = patiently(ctx, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, "KV_"+name) })
+		b.stream, err = patiently(ctx, led, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, "KV_"+name) })
 	}
 	return b, err
 }
@@ -80,7 +91,7 @@ func (g generations) Next(ctx context.Context, edge, node string, a admission, l
 	if err != nil {
 		return subjects.Session{}, err
 	}
-	rev, err := patiently(ctx, func(ctx context.Context) (uint64, error) { return g.kv.Update(ctx, edge+"."+node, value, last) })
+	rev, err := patiently(ctx, g.kv.led, func(ctx context.Context) (uint64, error) { return g.kv.Update(ctx, edge+"."+node, value, last) })
 	if err != nil {
 		return subjects.Session{}, fmt.Errorf("next generation: %w", err)
 	}
@@ -89,7 +100,7 @@ func (g generations) Next(ctx context.Context, edge, node string, a admission, l
 
 // Newest returns the node's newest session and its record.
 func (g generations) Newest(ctx context.Context, edge, node string) (s subjects.Session, a admission, err error) {
-	e, err := patiently(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return g.kv.Get(ctx, edge+"."+node) })
+	e, err := patiently(ctx, g.kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return g.kv.Get(ctx, edge+"."+node) })
 	if err != nil {
 		return s, a, fmt.Errorf("read generation: %w", err)
 	}
@@ -117,20 +128,36 @@ func (g generations) Current(ctx context.Context, s subjects.Session) (admission
 var errStale = errors.New("read generation: the store is behind")
 
 const (
-	firstTry = 500 * time.Millisecond // each next one may take twice as long
+	// tryBound is how long the first try may take: a store that is led answers in
+	// milliseconds. Each one that is not answered at all makes the next longer, for
+	// a machine that is only slow.
+	tryBound = 250 * time.Millisecond
+	tryLimit = time.Second
 	tryPause = 50 * time.Millisecond
 )
 
 // patiently tries an operation on a store again while the store has no leader:
-// what was sent to the one that was lost is answered by nobody. A write that
-// was carried out all the same meets its own revision: a conflict.
-func patiently[T any](ctx context.Context, do func(context.Context) (T, error)) (v T, err error) {
-	for bound := firstTry; ; bound *= 2 {
+// what was sent to the one that was lost is answered by nobody. Once there is a
+// new one nobody waits for an answer of the old. A write that was carried out all
+// the same meets its own revision: a conflict.
+func patiently[T any](ctx context.Context, led *elections, do func(context.Context) (T, error)) (v T, err error) {
+	for bound := tryBound; ; {
+		elected := led.next()
 		try, cancel := context.WithTimeout(ctx, bound)
+		stop := context.AfterFunc(elected, cancel)
 		v, err = do(try)
+		stop()
 		cancel()
-		if err == nil || !isLeaderless(err) {
+		switch {
+		case err == nil || ctx.Err() != nil:
 			return v, err
+		case elected.Err() != nil && errors.Is(err, context.Canceled):
+			bound = tryBound
+			continue
+		case isFull(err) || !isLeaderless(err):
+			return v, err
+		case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout):
+			bound = min(2*bound, tryLimit)
 		}
 		pause := time.NewTimer(tryPause)
 		select {

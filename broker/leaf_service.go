@@ -223,7 +223,7 @@ func (s *service) leafNotice(m *nats.Msg) (out leafNotice, ok bool) {
 		leaf: leaf, verb: verb, reason: knownReason(n.Reason),
 		session: subjects.Session{Edge: edge, Node: n.NodeId, Gen: n.Generation},
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	out.record, err = s.generations.Current(ctx, out.session)
 	switch {

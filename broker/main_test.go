@@ -17,6 +17,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -132,6 +134,17 @@ func (r *records) mark() int {
 	return len(r.all)
 }
 
+func (r *records) lines() []map[string]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all
+}
+
+// seen are the lines of one event.
+func (r *records) seen(event string) []map[string]string {
+	return slices.DeleteFunc(slices.Clone(r.lines()), func(l map[string]string) bool { return l["msg"] != event })
+}
+
 // wait returns the first line at or after from that has all of want.
 func (r *records) wait(t *testing.T, from int, want map[string]string) map[string]string {
 	t.Helper()
@@ -226,7 +239,7 @@ func loadFixture(t testing.TB, dir string) *fixture {
 func (f *fixture) generations() bucket {
 	nc := must(f.b.connect(f.b.server, f.b.keys.callout, "test"))
 	f.t.Cleanup(nc.Close)
-	return must(bindBucket(context.Background(), must(jetstream.New(nc)), bucketGenerations))
+	return must(bindBucket(context.Background(), must(jetstream.New(nc)), newElections(), bucketGenerations))
 }
 
 func (f *fixture) writeCertificate() {
@@ -318,6 +331,7 @@ type dialer struct {
 	inbox      string
 	auth       nats.Option
 	closed     chan struct{}
+	expired    *atomic.Bool // the connection ran out: it was a lobby's
 }
 
 func (f *fixture) dialer(edge, role, name string, key *identity.NKey) *dialer {
@@ -338,10 +352,17 @@ func (f *fixture) instance(instance, edge, role, name string, key *identity.NKey
 }
 
 func (d *dialer) dial() (*nats.Conn, error) {
+	expired, closed := &atomic.Bool{}, d.closed
+	d.expired = expired
 	opts := []nats.Option{
 		nats.Secure(d.tls), nats.TLSHandshakeFirst(), nats.NoReconnect(), nats.Timeout(guard), nats.Name(d.connection),
-		nats.CustomInboxPrefix(d.inbox), nats.ErrorHandler(quiet),
-		nats.ClosedHandler(func(*nats.Conn) { close(d.closed) }),
+		nats.CustomInboxPrefix(d.inbox),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrAuthExpired) {
+				expired.Store(true)
+			}
+		}),
+		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	}
 	if d.auth != nil {
 		opts = append(opts, d.auth)
@@ -349,32 +370,64 @@ func (d *dialer) dial() (*nats.Conn, error) {
 	return nats.Connect(d.url, opts...)
 }
 
-// connect dials what must be let in (or into the lobby) and returns who it is.
+// connect dials what must be let in (or into the lobby) and returns who it is. A
+// lobby that ran out before a busy machine could ask is entered again.
 func (f *fixture) connect(d *dialer) (*nats.Conn, string) {
 	f.t.Helper()
-	nc, err := d.dial()
-	if err != nil {
-		f.t.Fatalf("dial: %v", err)
+	for {
+		nc, err := d.dial()
+		if err != nil {
+			f.t.Fatalf("dial: %v", err)
+		}
+		f.t.Cleanup(nc.Close)
+		user, err := userOf(nc)
+		if err == nil {
+			return nc, user
+		}
+		f.wait("the close of a connection that answers nothing", d.closed)
+		if !d.expired.Load() {
+			f.t.Fatalf("user info: %v", err)
+		}
+		d.closed = make(chan struct{})
 	}
-	f.t.Cleanup(nc.Close)
-	return nc, f.whoami(nc)
+}
+
+// firstWord of the connection's user is its edge, or "!denied": of a lobby that ran
+// out before a busy machine could ask, too.
+func (f *fixture) firstWord(d *dialer, nc *nats.Conn) string {
+	user, err := userOf(nc)
+	if err != nil {
+		f.wait("the close of a connection that answers nothing", d.closed)
+		if !d.expired.Load() {
+			f.t.Errorf("user info: %v", err)
+		}
+		return "!denied"
+	}
+	word, _, _ := strings.Cut(user, ".")
+	return word
 }
 
 func (f *fixture) whoami(nc *nats.Conn) string {
 	f.t.Helper()
-	m, err := nc.Request(subjects.UserInfo, nil, guard)
+	user, err := userOf(nc)
 	if err != nil {
 		f.t.Fatalf("user info: %v", err)
+	}
+	return user
+}
+
+func userOf(nc *nats.Conn) (string, error) {
+	m, err := nc.Request(subjects.UserInfo, nil, guard)
+	if err != nil {
+		return "", err
 	}
 	var info struct {
 		Data struct {
 			User string `json:"user"`
 		} `json:"data"`
 	}
-	if err := json.Unmarshal(m.Data, &info); err != nil {
-		f.t.Fatal(err)
-	}
-	return info.Data.User
+	err = json.Unmarshal(m.Data, &info)
+	return info.Data.User, err
 }
 
 // node connects a node that must be admitted.

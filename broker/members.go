@@ -73,7 +73,7 @@ func checkMember(m configs.Member) (memberID, error) {
 type members struct{ kv bucket }
 
 func (ms members) read(ctx context.Context, id memberID) (jetstream.KeyValueEntry, error) {
-	return patiently(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return ms.kv.Get(ctx, id.key()) })
+	return patiently(ctx, ms.kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return ms.kv.Get(ctx, id.key()) })
 }
 
 // Get returns what is known of a name.
@@ -130,7 +130,7 @@ func (ms members) change(ctx context.Context, id memberID, fn func(m *member, fo
 func change[T any](ctx context.Context, kv bucket, key, what string, fn func(v *T, found bool) (bool, error)) error {
 	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
 		var v T
-		e, err := patiently(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return kv.Get(ctx, key) })
+		e, err := patiently(ctx, kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return kv.Get(ctx, key) })
 		found := err == nil
 		switch {
 		case found:
@@ -147,7 +147,7 @@ func change[T any](ctx context.Context, kv bucket, key, what string, fn func(v *
 		if err != nil {
 			return err
 		}
-		_, err = patiently(ctx, func(ctx context.Context) (uint64, error) {
+		_, err = patiently(ctx, kv.led, func(ctx context.Context) (uint64, error) {
 			if found {
 				return kv.Update(ctx, key, value, e.Revision())
 			}
@@ -308,7 +308,7 @@ func (ms members) Seed(ctx context.Context, s seed) error {
 // the library's own way is a consumer, which may be at a server that is gone.
 func listKeys(ctx context.Context, kv bucket, filter string) ([]string, error) {
 	prefix := "$KV." + kv.Bucket() + "."
-	info, err := patiently(ctx, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+	info, err := patiently(ctx, kv.led, func(ctx context.Context) (*jetstream.StreamInfo, error) {
 		return kv.stream.Info(ctx, jetstream.WithSubjectFilter(prefix+filter))
 	})
 	if err != nil {

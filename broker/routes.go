@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/nats-io/nats-server/v2/server"
 
@@ -190,8 +189,8 @@ func (b *Broker) checkRoute(cs tls.ConnectionState, dialled bool) error {
 }
 
 // nameTaken: a broker of the cluster has this one's name. Its store would be
-// taken for ours, so the server has cut the route.
-func (b *Broker) nameTaken(name string) {
+// taken for ours, so the server has cut the route. One that is not ready yet ends.
+func (b *Broker) nameTaken(name string) error {
 	err := fmt.Errorf("another broker of the cluster is called %q too: give each its own broker.name", name)
 	b.health.mu.Lock()
 	known := b.health.name != nil
@@ -200,6 +199,7 @@ func (b *Broker) nameTaken(name string) {
 	if !known {
 		b.log.Error(eventName, slog.String("error", err.Error()))
 	}
+	return err
 }
 
 // ErrLocked: another process works on the store.
@@ -211,7 +211,7 @@ func lockStore(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("broker: store_dir %s cannot be locked: %w", dir, reason(err))
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil { //nolint:gosec // a file descriptor fits
+	if err := lockFile(f); err != nil {
 		f.Close() // nothing was written
 		return nil, fmt.Errorf("broker: store_dir %s: %w", dir, ErrLocked)
 	}

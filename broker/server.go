@@ -232,12 +232,14 @@ func reason(err error) error {
 	return err
 }
 
-// serverLog passes the server's own lines on to slog and watches for the two
-// things that are told nowhere else: a failed handshake and a fatal error.
+// serverLog passes the server's own lines on to slog and watches for what is told
+// nowhere else: a failed handshake, a name that is taken, a store that cannot be
+// written, and a fatal error.
 type serverLog struct {
 	log       *slog.Logger
 	handshake func(error)
 	name      func(string)
+	store     func(string)
 	fatal     func(error)
 }
 
@@ -250,6 +252,14 @@ const handshakeFormat = "TLS handshake error: %v%s"
 
 // nameFormat ends the server's line about a peer that has its own name.
 const nameFormat = "Remote server has a duplicate name: %q"
+
+// storeFormats are in the server's lines about a store that takes nothing any
+// more until it is opened again.
+var storeFormats = []string{"ritical write error", "will be DISABLED", "disabling JetStream"}
+
+func storeBroken(format string) bool {
+	return slices.ContainsFunc(storeFormats, func(part string) bool { return strings.Contains(format, part) })
+}
 
 func (l serverLog) failed(format string, v []any) bool {
 	if !strings.HasSuffix(format, handshakeFormat) || len(v) == 0 {
@@ -274,6 +284,9 @@ func (l serverLog) Errorf(format string, v ...any) {
 	case l.failed(format, v):
 	case l.name != nil && strings.HasSuffix(format, nameFormat) && len(v) > 0:
 		l.name(fmt.Sprint(v[len(v)-1]))
+	case l.store != nil && storeBroken(format):
+		l.line(slog.LevelWarn, format, v)
+		l.store(fmt.Sprintf(format, v...))
 	default:
 		l.line(slog.LevelWarn, format, v)
 	}

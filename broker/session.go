@@ -1,7 +1,9 @@
 package broker
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,6 +37,9 @@ const (
 	operationBound = 5 * time.Second
 	kickDelay      = 10 * time.Millisecond // at least 5, or the notice may not arrive before the close (B6)
 	expireInterval = time.Second
+	// stopGrace is how long what is being done when the service stops may still
+	// take: without a store to ask it would take all of operationBound.
+	stopGrace      = 500 * time.Millisecond
 	admissionLocks = 64 // admissions of one node are one after the other
 	// Connects and disconnects of every account: of Edges and Nodes, and of the
 	// services themselves.
@@ -55,7 +60,9 @@ type service struct {
 	members     members
 	generations generations
 	store       store
-	invitations bucket        // where machines are invited
+	invitations bucket // where machines are invited
+	led         *elections
+	clocks      clocks
 	resync      chan struct{} // one: members are to be read anew
 	instance    string        // of this service, for the agents of leaves
 
@@ -68,8 +75,10 @@ type service struct {
 	// generation and notice belong together. It guards no state of ours.
 	admission [admissionLocks]sync.Mutex
 
-	ctx     context.Context //nolint:containedctx // the life of the workers; set once by startService
+	ctx     context.Context //nolint:containedctx // the life of the workers; set once by newService
 	cancel  context.CancelFunc
+	work    context.Context //nolint:containedctx // the same and stopGrace, for what they have begun
+	abandon context.CancelFunc
 	workers sync.WaitGroup
 	evicted sync.WaitGroup
 }
@@ -124,11 +133,12 @@ type verdict struct {
 // wait a little for open; then they are refused.
 func newService(ctx context.Context, a *authority) (_ *service, err error) {
 	s := &service{
-		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(),
+		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(),
 		resync: make(chan struct{}, 1), opened: make(chan struct{}), patience: a.now().Add(openPatience),
 	}
-	// The workers' own context: they finish what they have begun, after ctx ended.
-	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	// The workers' own contexts: they finish what they have begun, after ctx ended.
+	s.work, s.abandon = context.WithCancel(context.WithoutCancel(ctx))
+	s.ctx, s.cancel = context.WithCancel(s.work)
 	defer func() {
 		if err != nil {
 			s.stop()
@@ -144,6 +154,9 @@ func newService(ctx context.Context, a *authority) (_ *service, err error) {
 		if *c.to, err = a.dial(c.key, c.name); err != nil {
 			return nil, fmt.Errorf("broker: session service %s: %w", c.name, err)
 		}
+	}
+	if a.embedded {
+		s.clocks.home = s.auth.ConnectedServerId()
 	}
 	if err := s.listen(); err != nil {
 		return nil, err
@@ -218,19 +231,30 @@ func (s *service) openStores(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("broker: jetstream: %w", err)
 	}
-	if s.generations.kv, err = openBucket(ctx, js, bucketGenerations, 0, s.b.replicas); err != nil {
-		return err
-	}
-	if s.members.kv, err = openBucket(ctx, js, bucketMembers, 0, s.b.replicas); err != nil {
-		return err
-	}
-	if s.b.cfg.Enrolment != nil {
-		if s.invitations, err = openBucket(ctx, js, bucketInvitations, 0, s.b.replicas); err != nil {
+	for _, b := range []struct {
+		to       *bucket
+		name     string
+		maxBytes int64
+		first    uint64
+		wanted   bool
+	}{
+		{&s.generations.kv, bucketGenerations, 0, firstGeneration(s.b.now()), true},
+		{&s.members.kv, bucketMembers, 0, 0, true},
+		{&s.invitations, bucketInvitations, 0, 0, s.b.cfg.Enrolment != nil},
+		{&s.store.kv, bucketStore, maxStore, 0, true},
+	} {
+		if !b.wanted {
+			continue
+		}
+		var made bool
+		if *b.to, made, err = openBucket(ctx, js, s.led, b.name, b.maxBytes, s.b.replicas, b.first); err != nil {
 			return err
 		}
+		if made {
+			s.b.log.Warn(eventStoreMade, slog.String("bucket", b.name), slog.Uint64("first", b.first))
+		}
 	}
-	s.store.kv, err = openBucket(ctx, js, bucketStore, maxStore, s.b.replicas)
-	return err
+	return nil
 }
 
 // listen subscribes what tells of connections, and the callouts.
@@ -246,14 +270,56 @@ func (s *service) listen() error {
 	if err := s.listenServers(); err != nil {
 		return err
 	}
+	if _, err := s.auth.Subscribe(electedSubject, func(*nats.Msg) { s.led.happened() }); err != nil {
+		return fmt.Errorf("broker: subscribe elections: %w", err)
+	}
 	callouts := make(chan *nats.Msg, calloutBacklog)
-	if _, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts); err != nil {
+	if err := s.listenCallouts(callouts); err != nil {
 		return fmt.Errorf("broker: subscribe callout: %w", err)
 	}
 	for range calloutWorkers {
-		s.workers.Go(func() { s.serve(callouts, s.callout) })
+		s.workers.Go(func() {
+			s.serve(callouts, s.callout)
+			s.drain(callouts, s.callout)
+		})
 	}
 	return nil
+}
+
+// listenCallouts subscribes the requests for admission. The service beside a
+// server answers that server's own: another's might be on its way to a broker
+// that has just died, and whoever dials would wait for it in vain. Only services
+// without a server of their own share them.
+func (s *service) listenCallouts(callouts chan *nats.Msg) error {
+	if !s.b.embedded {
+		_, err := s.auth.ChanQueueSubscribe(calloutSubject, calloutQueue, callouts)
+		return err
+	}
+	_, err := s.auth.Subscribe(calloutSubject, func(m *nats.Msg) {
+		if issuerOf(m.Data) != s.auth.ConnectedServerId() {
+			return
+		}
+		select {
+		case callouts <- m:
+		default:
+			s.b.metrics.dropped.Inc()
+		}
+	})
+	return err
+}
+
+// issuerOf reads who a token says it is from, and proves nothing.
+func issuerOf(token []byte) string {
+	_, rest, _ := bytes.Cut(token, []byte("."))
+	payload, _, _ := bytes.Cut(rest, []byte("."))
+	data := make([]byte, base64.RawURLEncoding.DecodedLen(len(payload)))
+	var claims struct {
+		Issuer string `json:"iss"`
+	}
+	if _, err := base64.RawURLEncoding.Decode(data, payload); err != nil || json.Unmarshal(data, &claims) != nil {
+		return ""
+	}
+	return claims.Issuer
 }
 
 func (s *service) subscribe() error {
@@ -280,11 +346,23 @@ func (s *service) subscribe() error {
 
 // serve handles what comes, one after the other, until the service stops.
 func (s *service) serve(in <-chan *nats.Msg, handle func(*nats.Msg)) {
-	for {
+	for s.ctx.Err() == nil {
 		select {
 		case m := <-in:
 			handle(m)
 		case <-s.ctx.Done():
+		}
+	}
+}
+
+// drain handles what still waits when the service stops: a server that is asked
+// to stop would wait for the answers as long as a callout may take.
+func (s *service) drain(in <-chan *nats.Msg, handle func(*nats.Msg)) {
+	for {
+		select {
+		case m := <-in:
+			handle(m)
+		default:
 			return
 		}
 	}
@@ -294,8 +372,10 @@ func (s *service) serve(in <-chan *nats.Msg, handle func(*nats.Msg)) {
 func (s *service) stop() {
 	s.draining.Store(true)
 	s.cancel()
+	defer time.AfterFunc(stopGrace, s.abandon).Stop()
 	s.workers.Wait()
 	s.evicted.Wait()
+	s.abandon()
 	s.close()
 }
 
@@ -658,7 +738,7 @@ func (s *service) token(m *nats.Msg) {
 }
 
 func (s *service) grant(session subjects.Session) *iopv1.SessionGrant {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	record, err := s.generations.Current(ctx, session)
 	switch {
@@ -685,7 +765,7 @@ func (s *service) storeRequest(m *nats.Msg) {
 	if err != nil || !strings.HasPrefix(m.Reply, subjects.EdgeInbox(edge)+".") {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	resp, key, changed := s.store.Do(ctx, edge, op, m.Data)
 	s.b.metrics.store.WithLabelValues(string(op), storeOutcome(resp)).Inc()
@@ -731,7 +811,7 @@ func (s *service) decideOn(m *nats.Msg, leaf memberID) {
 		s.b.refuse(refusedForged)
 		return
 	}
-	if ac.Expires != 0 && began.Unix() > ac.Expires {
+	if s.clocks.late(ac, began) {
 		// Nobody waits any more; a generation for it would only fence the Node's
 		// next attempt.
 		s.b.refuse(refusedLate)
@@ -766,7 +846,7 @@ func (s *service) answer(ac *jwt.AuthorizationRequestClaims, leaf memberID) (str
 	s.b.refuse(r)
 	s.b.log.Warn(eventRefused,
 		slog.String("reason", string(r)), slog.String("edge", a.id.Edge), slog.String("role", string(a.id.Role)), slog.String("name", a.id.Name))
-	if g, ok := a.lobby(r, since, s.b.now()); ok {
+	if g, ok := a.lobby(r, since, s.clocks.at(ac, s.b.now())); ok {
 		return encodeGrant(issuer, ac, g)
 	}
 	return encodeRefusal(issuer, ac, r)
@@ -780,7 +860,7 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	if !s.isOpen() {
 		return g, since, refusedUnavailable
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), operationBound)
+	ctx, cancel := context.WithTimeout(s.work, operationBound)
 	defer cancel()
 	if r := s.admitLeaf(ctx, a); r != "" {
 		return g, since, r
@@ -821,6 +901,9 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 	lock.Lock()
 	defer lock.Unlock()
 
+	if s.b.health.storeFailed() { // it would only wait for an answer
+		return g, since, refusedUnavailable
+	}
 	session, since, r := s.next(ctx, a)
 	if r != "" {
 		return g, since, r

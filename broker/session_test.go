@@ -363,7 +363,7 @@ func TestDuplicatesAtOnce(t *testing.T) {
 				return
 			}
 			conns <- nc // open until all have dialled
-			user, _, _ := strings.Cut(f.whoami(nc), ".")
+			user := f.firstWord(d, nc)
 			mu.Lock()
 			defer mu.Unlock()
 			users[user]++

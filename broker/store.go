@@ -150,12 +150,12 @@ func (s store) list(ctx context.Context, edge string, req *iopv1.StoreRequest) *
 	return resp
 }
 
-// isFull reports that the bucket's bound is reached.
+// isFull reports that the bucket's bound, or the disk's, is reached.
 func isFull(err error) bool {
 	var api *jetstream.APIError
-	return errors.As(err, &api) && api.ErrorCode == codeStoreFailed
+	return errors.As(err, &api) && slices.Contains(codesFull, api.ErrorCode)
 }
 
-// codeStoreFailed is JetStream's "message was not stored", which a bucket at
-// its bound answers.
-const codeStoreFailed jetstream.ErrorCode = 10077
+// codesFull are JetStream's "message was not stored", which a bucket at its bound
+// and a disk without room answer, and "insufficient" and "maximum" of its storage.
+var codesFull = []jetstream.ErrorCode{10077, 10023, 10047}

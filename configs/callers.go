@@ -2,7 +2,10 @@ package configs
 
 import (
 	"fmt"
+	"net/netip"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -65,5 +68,84 @@ func (k KeepAlive) validate(v *validator) {
 	}
 	if k.Queued && k.Interval == 0 {
 		v.fault("edge.keep_alive.queued", "needs edge.keep_alive.interval, such as 15s")
+	}
+}
+
+// CORS says which pages in browsers may call (E9).
+type CORS struct {
+	AllowedOrigins []string `yaml:"allowed_origins"` // such as https://app.example; "*" alone: all; empty: none
+}
+
+func (c CORS) validate(v *validator) {
+	seen := unique{}
+	for i, o := range c.AllowedOrigins {
+		at := fmt.Sprintf("edge.cors.allowed_origins[%d]", i)
+		seen.add(v, at, o, "the origin")
+		switch {
+		case o == "*" && len(c.AllowedOrigins) > 1:
+			v.fault(at, "allows all; leave the others out")
+		case o != "*" && !isOrigin(o):
+			v.fault(at, "want an origin as browsers write it, such as https://app.example or http://localhost:3000, or \"*\" for all")
+		}
+	}
+}
+
+// isOrigin reports whether text is an origin spelt as a browser does it: what is
+// compared with it is compared byte for byte.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" || u.Hostname() == "" || !isHost(u.Hostname()) || u.Scheme+"://"+u.Host != text {
+		return false
+	}
+	usual := map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	return strings.ToLower(text) == text && !strings.HasSuffix(u.Host, ":") && (u.Port() == "" || u.Port() != usual)
+}
+
+// KeyPair names the files of a certificate chain and its key.
+type KeyPair struct {
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key"`
+}
+
+func (k KeyPair) validate(v *validator, path string) {
+	if k == (KeyPair{}) {
+		return
+	}
+	v.required(path+".certificate", k.Certificate)
+	v.required(path+".key", k.Key)
+}
+
+// Proxies are the trusted ones, of a configuration that was validated.
+func (e *Edge) Proxies() []netip.Prefix {
+	var list []netip.Prefix
+	for _, text := range e.TrustedProxies {
+		if p, ok := parseNetwork(text); ok {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// parseNetwork reads a network, or an address alone.
+func parseNetwork(text string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || addr.Zone() != "" {
+			return netip.Prefix{}, false
+		}
+		p = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	return p, !p.Addr().Is4In6() && p.Masked() == p
+}
+
+func (e *Edge) validateProxies(v *validator) {
+	seen := unique{}
+	for i, text := range e.TrustedProxies {
+		at := fmt.Sprintf("edge.trusted_proxies[%d]", i)
+		if _, ok := parseNetwork(text); !ok {
+			v.fault(at, "want an address or a network, such as 10.0.0.0/8 or 192.0.2.7")
+		}
+		seen.add(v, at, text, "the network")
 	}
 }

@@ -171,7 +171,7 @@ func (f *File) resolvePaths(dir string) {
 	}
 	if e := f.Edge; e != nil {
 		tls(&e.Broker.TLS)
-		at(&e.Broker.NKey, &e.AdminToken.File)
+		at(&e.Broker.NKey, &e.AdminToken.File, &e.TLS.Certificate, &e.TLS.Key)
 		for i := range e.Keys {
 			at(&e.Keys[i].File)
 		}

@@ -54,6 +54,9 @@ func TestSampleSaysWhatItMeans(t *testing.T) {
 	if r := e.Models.Groups[0].RetryOn; !r.Has(429) || !r.Has(503) || r.Has(400) || e.RetryOn != nil {
 		t.Errorf("retry_on: %v, %v", r, e.RetryOn)
 	}
+	if want := filepath.Join("samples", "pki", "callers.key"); e.TLS.Key != want || len(e.Proxies()) != 1 || e.Proxies()[0].String() != "10.0.0.0/8" {
+		t.Errorf("callers: %+v, %v", e.TLS, e.Proxies())
+	}
 	if want := filepath.Join("samples", "pki", "gateway.key"); e.Broker.TLS.Key != want {
 		t.Errorf("key path %q, want %q", e.Broker.TLS.Key, want)
 	}

@@ -102,6 +102,15 @@ type Edge struct {
 	Limits          Limits    `yaml:"limits"`
 	// KeepAlive keeps slow streams from being taken for dead ones (E8).
 	KeepAlive KeepAlive `yaml:"keep_alive"`
+	CORS      CORS      `yaml:"cors"`
+	// AnswerHeaders tell callers who answered: x-iop-node, x-iop-provider,
+	// x-iop-attempts, x-iop-queue-ms (E11).
+	AnswerHeaders bool `yaml:"answer_headers"`
+	// TLS is the callers' listener's; left out, they come in clear text. The files
+	// are read again when they change.
+	TLS KeyPair `yaml:"tls"`
+	// TrustedProxies are addresses and networks whose X-Forwarded-For is believed.
+	TrustedProxies []string `yaml:"trusted_proxies"`
 
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval"` // 1s
 	HeartbeatBound    time.Duration `yaml:"heartbeat_bound"`    // 5s

@@ -278,6 +278,9 @@ func (e *Edge) validate(v *validator, made bool) {
 	e.validateTimes(v)
 	e.Limits.validate(v)
 	e.KeepAlive.validate(v)
+	e.CORS.validate(v)
+	e.TLS.validate(v, "edge.tls")
+	e.validateProxies(v)
 }
 
 func (e *Edge) validateTimes(v *validator) {

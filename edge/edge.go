@@ -48,7 +48,7 @@ type Edge struct {
 	metrics  *metrics
 	cert     *identity.Certificate
 	pool     *x509.CertPool
-	keys     []httpapi.Key
+	callers  httpapi.Config
 	instance string
 
 	adminToken [sha256.Size]byte
@@ -93,17 +93,21 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 	if e.pool, err = identity.LoadPool(cfg.Broker.TLS.CA); err != nil {
 		return nil, err
 	}
+	var keys []httpapi.Key
 	for _, k := range cfg.Keys {
 		digest, err := k.Digest()
 		if err != nil {
 			return nil, fmt.Errorf("edge: %w", err)
 		}
-		e.keys = append(e.keys, httpapi.Key{Name: k.Name, Digest: digest, Models: k.Models})
+		keys = append(keys, httpapi.Key{Name: k.Name, Digest: digest, Models: k.Models})
 	}
 	if cfg.AdminToken.Set() {
 		if e.adminToken, err = cfg.AdminToken.Digest(); err != nil {
 			return nil, fmt.Errorf("edge: %w", err)
 		}
+	}
+	if e.callers, err = httpapi.ConfigOf(&e.cfg, keys); err != nil {
+		return nil, err
 	}
 	e.metrics = newMetrics(deps.Metrics)
 	deps.Metrics.MustRegister(newGauges(e.State, e.now))
@@ -145,7 +149,11 @@ func (e *Edge) Run(ctx context.Context) error {
 	failed := make(chan struct{}, 2)
 	serve := func(s *http.Server, l net.Listener) {
 		servers.Go(func() error {
-			err := s.Serve(l)
+			run := s.Serve
+			if s.TLSConfig != nil {
+				run = func(l net.Listener) error { return s.ServeTLS(l, "", "") }
+			}
+			err := run(l)
 			failed <- struct{}{}
 			if errors.Is(err, http.ErrServerClosed) {
 				return nil
@@ -183,7 +191,7 @@ func (e *Edge) Run(ctx context.Context) error {
 		func(node string, gen uint64, adapter string, targets []string) {
 			e.loop.in.put(item{isPool: true, pool: pool.AdoptTargets(node, gen, adapter, targets)}, false)
 		}, e.cfg.DiscoverInterval, e.log)
-	api := httpapi.New(httpapi.ConfigOf(&e.cfg, e.keys), httpapi.Deps{
+	api := httpapi.New(e.callers, httpapi.Deps{
 		Pool: e.loop, Runner: e.dispatch, Log: e.log, Metrics: e.deps.Metrics, Now: e.now,
 	})
 

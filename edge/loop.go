@@ -376,18 +376,22 @@ func refusal(err error) string {
 
 // Acquire implements httpapi.Pool. While it waits it holds little stack: with the
 // frame of enqueue in its own, each waiting request would need a stack twice as large.
-func (l *loop) Acquire(ctx context.Context, want httpapi.Want) (httpapi.Grant, error) {
-	w := l.enqueue(&want)
+func (l *loop) Acquire(ctx context.Context, want *httpapi.Want, grant *httpapi.Grant) error {
+	w := l.enqueue(want)
 	select {
 	case <-w.answered:
-		return w.grant, w.err
+		*grant = w.grant
+		return w.err
 	case <-ctx.Done():
-		l.in.put(item{waiter: w, leaving: true}, false)
-		return httpapi.Grant{}, context.Cause(ctx)
+		l.abandon(w)
+		return context.Cause(ctx)
 	case <-l.stopped:
-		return httpapi.Grant{}, pool.ErrStopping
+		return pool.ErrStopping
 	}
 }
+
+//go:noinline
+func (l *loop) abandon(w *waiter) { l.in.put(item{waiter: w, leaving: true}, false) }
 
 //go:noinline
 func (l *loop) enqueue(want *httpapi.Want) *waiter {

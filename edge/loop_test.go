@@ -100,6 +100,11 @@ func (l *loop) join(gen uint64) {
 	l.in.put(item{reg: registry.ReadyReceived{Node: "n", Gen: gen, PayloadNode: "n"}}, false)
 }
 
+func (l *loop) acquire(ctx context.Context, want httpapi.Want) (g httpapi.Grant, err error) {
+	err = l.Acquire(ctx, &want, &g)
+	return g, err
+}
+
 // The caller leaves in the instant it is granted: the slot is returned once and
 // the one behind it is served; nobody waits for a timer (trap 7).
 //
@@ -117,7 +122,7 @@ func TestTrap07GrantAgainstGoneCaller(t *testing.T) {
 				if i%2 == 0 {
 					go cancel()
 				}
-				g, err := l.Acquire(ctx, httpapi.Want{Model: "m", Principal: "k"})
+				g, err := l.acquire(ctx, httpapi.Want{Model: "m", Principal: "k"})
 				if err == nil {
 					most.Store(max(most.Load(), held.Add(1)))
 					held.Add(-1)
@@ -152,13 +157,13 @@ func TestTrap06GrantAgainstFence(t *testing.T) {
 	defer stop()
 	for gen := uint64(1); gen <= 50; gen++ {
 		l.join(gen)
-		first, err := l.Acquire(t.Context(), httpapi.Want{Model: "m"})
+		first, err := l.acquire(t.Context(), httpapi.Want{Model: "m"})
 		if err != nil || first.Slot.Gen != gen {
 			t.Fatalf("%+v %v", first, err)
 		}
 		got := make(chan httpapi.Grant, 1)
 		go func() {
-			g, err := l.Acquire(t.Context(), httpapi.Want{Model: "m"})
+			g, err := l.acquire(t.Context(), httpapi.Want{Model: "m"})
 			if err != nil {
 				t.Error(err)
 			}
@@ -208,7 +213,7 @@ func TestTrap04AckFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	granted := make(chan error, 1)
 	go func() {
-		_, err := l.Acquire(ctx, httpapi.Want{Model: "m"})
+		_, err := l.acquire(ctx, httpapi.Want{Model: "m"})
 		granted <- err
 	}()
 	l.join(1)

@@ -28,6 +28,7 @@ type link struct {
 	ctx     context.Context //nolint:containedctx // the session's life (W8)
 	streams *streams
 	idle    chan struct{} // told when draining and nothing is left
+	out     chan outgoing // to the send loop
 
 	// The supervisor's alone.
 	nonce    []byte
@@ -37,17 +38,41 @@ type link struct {
 	beats    uint64
 }
 
-// newLink subscribes once to all the session may be told, and starts its send loop.
+// outgoing is a message of the session's own, on its way out.
+type outgoing struct {
+	verb subjects.Verb
+	data []byte
+}
+
+// outgoingBuffer holds what a session says of itself while its socket takes
+// nothing: heartbeats, and what is asked again. More of that is worth nothing.
+const outgoingBuffer = 16
+
+// newLink subscribes once to all the session may be told, and starts its send loops.
 func (n *Node) newLink(ctx context.Context, id subjects.Session, conn bus.Conn) (*link, error) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	l := &link{id: id, conn: conn, ctx: ctx, cancel: cancel, idle: make(chan struct{}, 1), nonce: identity.NewNonce()}
+	l := &link{id: id, conn: conn, ctx: ctx, cancel: cancel, idle: make(chan struct{}, 1), out: make(chan outgoing, outgoingBuffer), nonce: identity.NewNonce()}
 	l.streams = newStreams(ctx, n, id, conn, l.idle)
 	if _, err := conn.Subscribe(id.DownWildcard(), func(m bus.Msg) { n.receive(l, m) }); err != nil {
 		cancel(err)
 		return nil, err
 	}
 	n.children.Go(l.streams.loop)
+	n.children.Go(l.publish)
 	return l, nil
+}
+
+// publish is the one that waits while the socket takes nothing: the supervisor
+// must not, or it would notice a dead broker no sooner than the write deadline.
+func (l *link) publish() {
+	for {
+		select {
+		case o := <-l.out:
+			_ = l.conn.Publish(l.id.Up(o.verb, ""), o.data) // an error is the connection's end
+		case <-l.ctx.Done():
+			return
+		}
+	}
 }
 
 // receive is the callback of the session's one subscription. It only hands on.
@@ -154,11 +179,18 @@ func (l *link) prove(n *Node, token []byte) ([]byte, error) {
 // message is anything of iopv1.
 type message interface{ MarshalVT() ([]byte, error) }
 
-// send publishes one message of the session. An error is the connection's end,
-// which the supervisor sees on its own.
+// send hands one message of the session to the send loop. One that finds no room
+// is lost, as it would be with the connection; what matters is asked again.
 func (l *link) send(verb subjects.Verb, m message) {
 	if data, err := m.MarshalVT(); err == nil {
-		_ = l.conn.Publish(l.id.Up(verb, ""), data)
+		l.sendData(verb, data)
+	}
+}
+
+func (l *link) sendData(verb subjects.Verb, data []byte) {
+	select {
+	case l.out <- outgoing{verb, data}:
+	default:
 	}
 }
 

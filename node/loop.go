@@ -109,7 +109,7 @@ func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
 	case session.AskToken:
 		l.send(subjects.SessionVerb, &iopv1.SessionRequest{InstanceId: n.deps.InstanceID})
 	case session.SendRegister:
-		_ = l.conn.Publish(l.id.Up(subjects.Register, ""), l.request) // see link.send
+		l.sendData(subjects.Register, l.request)
 	case session.Apply:
 		return n.applyConfig(l)
 	case session.TakeWork:

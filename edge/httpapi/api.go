@@ -1,8 +1,10 @@
 package httpapi
 
 import (
+	"log"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -28,16 +30,29 @@ type Config struct {
 	Models  []configs.ModelGroup
 	// KeepAlive has comments written into streams that are slow (E8).
 	KeepAlive configs.KeepAlive
+	// Origins are the pages that may read answers; "*": all (E9).
+	Origins []string
+	// Proxies are trusted to name the client they speak for (E11).
+	Proxies []netip.Prefix
 	// SpoolDir is where large bodies are kept; empty: the system's.
 	SpoolDir string
+
+	certificate *certificate // nil: clear text
 }
 
 // ConfigOf is what an Edge's configuration says of its callers, whose keys were
-// read already.
-func ConfigOf(cfg *configs.Edge, keys []Key) Config {
-	return Config{
+// read already. It reads the certificate, where there is one.
+func ConfigOf(cfg *configs.Edge, keys []Key) (Config, error) {
+	c := Config{
 		Limits: cfg.Limits, Keys: keys, RetryOn: cfg.RetryOn, Models: cfg.Models.Groups, KeepAlive: cfg.KeepAlive,
+		Origins: cfg.CORS.AllowedOrigins, OptInHeaders: cfg.AnswerHeaders, Proxies: cfg.Proxies(),
 	}
+	if cfg.TLS == (configs.KeyPair{}) {
+		return c, nil
+	}
+	var err error
+	c.certificate, err = openCertificate(cfg.TLS)
+	return c, err
 }
 
 // Deps are the API's collaborators. Log, Metrics and Now may be left out.
@@ -60,6 +75,7 @@ type API struct {
 	keys    []*keyState
 	bodies  *bodies
 	retry   retryPolicy
+	cors    *cors // nil: no page reads anything
 	metrics *metrics
 }
 
@@ -78,6 +94,10 @@ func New(cfg Config, deps Deps) *API {
 	}
 	l := cfg.Limits
 	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir}
+	if c := cfg.certificate; c != nil {
+		c.log, c.now = a.log, a.now
+	}
+	a.cors = newCORS(cfg.Origins)
 	a.retry = newRetryPolicy(cfg.RetryOn, cfg.Models)
 	a.metrics = newMetrics(deps.Metrics, a.bodies)
 	return a
@@ -107,14 +127,15 @@ func or[T comparable](v *T, fallback T) {
 func (a *API) Handler() http.Handler { return http.HandlerFunc(a.serve) }
 
 // Server returns a server for h with the limits of Z3 set, for the shell to run
-// on its listener.
+// on its listener: with TLS, and HTTP/2 over it, where TLSConfig is set.
 func (a *API) Server(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
+		TLSConfig:         a.tlsConfig(),
 		ReadHeaderTimeout: a.cfg.Limits.ReadHeader,
 		IdleTimeout:       a.cfg.Limits.Idle,
 		MaxHeaderBytes:    a.cfg.Limits.Header,
-		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+		ErrorLog:          log.New(serverLog{a.log}, "", 0),
 		// OPTIONS * is answered by h too, with its x-request-id.
 		DisableGeneralOptionsHandler: true,
 	}
@@ -219,7 +240,7 @@ func (a *API) admit(x *exchange, r *http.Request) reason {
 	case asksUpgrade(r.Header):
 		return upgradeAsked
 	case r.Method == http.MethodOptions && (known || path == "*"):
-		return x.options(rt)
+		return x.options(rt, r.Header)
 	case !known:
 		x.detail = pathHint(r)
 		return unknownPath

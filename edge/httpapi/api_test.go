@@ -374,7 +374,7 @@ func TestTheRequestLine(t *testing.T) {
 	l := f.logged(1)
 	for k, want := range map[string]any{
 		"msg": "edge.request", "level": "INFO", "operation": "chat_completions", "principal": "alice", "model": "tiny", "provider": "p1", "node": "n1",
-		"attempts": 1.0, "status": 200.0, "class": "ok", "bytes_in": float64(len(plainChat)), "bytes_out": 11.0, "request_id": resp.Header.Get("X-Request-Id"),
+		"remote": "127.0.0.1", "attempts": 1.0, "status": 200.0, "class": "ok", "bytes_in": float64(len(plainChat)), "bytes_out": 11.0, "request_id": resp.Header.Get("X-Request-Id"),
 	} {
 		if l[k] != want {
 			t.Errorf("%s is %v, want %v", k, l[k], want)

@@ -115,6 +115,9 @@ func TestAnthropicErrors(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/messages?beta=true", "/v1/messages/count_tokens"} {
 		for err, want := range errs {
+			if path == "/v1/messages/count_tokens" && errors.Is(err, pool.ErrUnsupported) {
+				continue // is answered with an estimate
+			}
 			f.pool.acquire = refusing(err)
 			resp, body := f.do("POST", path, plainChat)
 			f.wantAnthropic(resp, body, want.status, want.kind)
@@ -376,6 +379,39 @@ func TestA44AModelIsFoundAsACallWouldName(t *testing.T) {
 }
 
 // refusing is a pool that grants nothing.
+// Contract: E1 E3
+func TestA52TokensAreEstimatedWhereNobodyCanCount(t *testing.T) {
+	f := newFixture(t)
+	f.pool.acquire = refusing(pool.ErrUnsupported)
+	doc := plainChat + strings.Repeat(" ", 399)
+	const path = "/v1/messages/count_tokens"
+	want := fmt.Sprintf("{\"input_tokens\":%d}\n", (len(doc)+3)/4)
+	resp, body := f.do("POST", path+"?beta=true", doc)
+	if resp.StatusCode != 200 || body != want || resp.Header.Get("X-Iop-Estimate") != "true" || resp.Header.Get("Content-Type") != "application/json" {
+		t.Errorf("%d %q %v, want %q", resp.StatusCode, body, resp.Header, want)
+	}
+	if l := f.logged(1); l["class"] != "ok" || l["model"] != "tiny" || l["attempts"] != nil {
+		t.Errorf("logged %v", l)
+	}
+	// Nothing else is made up, and no other failure is.
+	resp, body = f.do("POST", "/v1/messages", plainChat)
+	f.wantAnthropic(resp, body, 400, "invalid_request_error")
+	for err, status := range map[error]int{pool.ErrUnknownModel: 404, pool.ErrNoProvider: 503, pool.ErrQueueFull: 429, pool.ErrWaitExpired: 503} {
+		f.pool.acquire = refusing(err)
+		if resp, body := f.do("POST", path, plainChat); resp.StatusCode != status || resp.Header.Get("X-Iop-Estimate") != "" {
+			t.Errorf("%v: %d %s", err, resp.StatusCode, body)
+		}
+	}
+	resp, body = f.do("POST", path, plainChat, "Authorization", "Bearer "+narrowKey)
+	f.wantAnthropic(resp, body, 403, "permission_error")
+	// Who can count is asked, and cannot claim to be us.
+	f.pool.acquire = nil
+	f.runner.answer = says(200, fields("X-Iop-Estimate", "true"), `{"input_tokens":7}`)
+	if resp, body := f.do("POST", path, plainChat); body != `{"input_tokens":7}` || resp.Header.Get("X-Iop-Estimate") != "" {
+		t.Errorf("%q %v", body, resp.Header)
+	}
+}
+
 func refusing(err error) func(context.Context, Want) (Grant, error) {
 	return func(context.Context, Want) (Grant, error) { return Grant{}, err }
 }

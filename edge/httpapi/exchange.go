@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -25,7 +26,9 @@ type exchange struct {
 	route   *route
 
 	began   time.Time
-	id      string // minted
+	remote  netip.Addr
+	origin  []string // the page that asks, as the browser says
+	id      string   // minted
 	key     *keyState
 	scan    scanner
 	named   named
@@ -34,9 +37,11 @@ type exchange struct {
 	bodyIn  int64
 	unread  bool // the caller's body was not read to its end
 	closing bool // the connection takes no request after this one
+	want    Want // of the pool
 	granted Grant
 	tries   int
 	waited  time.Duration
+	asked   time.Time // when it last asked for a place
 
 	retryOn configs.Statuses // the model's
 	others  bool             // another attempt may be made elsewhere
@@ -74,6 +79,9 @@ func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
 	var shown string
 	x.id, shown = requestID(r.Header)
 	w.Header()["X-Request-Id"] = []string{shown}
+	x.origin = r.Header["Origin"]
+	x.remote = remoteOf(r, a.cfg.Proxies)
+	a.cors.allow(w.Header(), x.origin)
 	return x
 }
 
@@ -186,10 +194,25 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 	if fault != nil {
 		clear(h)
 		h["X-Request-Id"] = shown
+		x.api.cors.allow(h, x.origin)
 		return x.refuse(fault)
 	}
 	h["X-Request-Id"] = shown
+	x.ofProvider(h)
 	return x.commit(status, length)
+}
+
+// ofProvider puts our word about pages in the place of a provider's.
+func (x *exchange) ofProvider(h http.Header) {
+	if x.api.cors == nil {
+		return
+	}
+	for name := range h {
+		if isCORS(name) {
+			delete(h, name)
+		}
+	}
+	x.api.cors.allow(h, x.origin)
 }
 
 // commit gives the caller the status and the provider's headers as they stand.
@@ -427,8 +450,9 @@ func (x *exchange) refuseMethod(rt *route) reason {
 	return badMethod
 }
 
-func (x *exchange) options(rt *route) reason {
+func (x *exchange) options(rt *route, asked http.Header) reason {
 	_ = x.refuseMethod(rt)
+	x.api.cors.preflight(x.w.Header(), asked, rt.allow())
 	x.leaveBody()
 	x.committed, x.status = true, http.StatusNoContent
 	x.armWrite()

@@ -73,6 +73,7 @@ var requestPolicy = map[string]policy{
 	"X-Iop-Provider": ours,
 	"X-Iop-Attempts": ours,
 	"X-Iop-Queue-Ms": ours,
+	"X-Iop-Estimate": ours,
 }
 
 var answerPolicy = map[string]policy{
@@ -93,6 +94,7 @@ var answerPolicy = map[string]policy{
 	"X-Iop-Provider": ours,
 	"X-Iop-Attempts": ours,
 	"X-Iop-Queue-Ms": ours,
+	"X-Iop-Estimate": ours,
 }
 
 // trailerNever are fields that change how a message is read or who may read it;

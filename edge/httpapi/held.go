@@ -83,6 +83,7 @@ func (h *heldAnswer) add(p []byte) bool {
 // release gives the caller what was kept back so far.
 func (x *exchange) release(h *heldAnswer) error {
 	x.granted = h.grant
+	x.ofProvider(h.head.header)
 	maps.Copy(x.w.Header(), h.head.header)
 	if err := x.commit(h.head.status, h.head.length); err != nil {
 		return err

@@ -46,15 +46,18 @@ type fakePool struct {
 	wants []Want
 }
 
-func (p *fakePool) Acquire(ctx context.Context, w Want) (Grant, error) {
+func (p *fakePool) Acquire(ctx context.Context, want *Want, grant *Grant) (err error) {
+	w := *want
 	p.mu.Lock()
 	w.Avoid = append([]string(nil), w.Avoid...)
 	p.wants = append(p.wants, w)
 	p.mu.Unlock()
 	if p.acquire != nil {
-		return p.acquire(ctx, w)
+		*grant, err = p.acquire(ctx, w)
+		return err
 	}
-	return Grant{Slot: pool.Slot{ID: 1, Provider: "p1", Node: "n1", Target: "tiny:latest"}, StallTimeout: time.Minute}, nil
+	*grant = Grant{Slot: pool.Slot{ID: 1, Provider: "p1", Node: "n1", Target: "tiny:latest"}, StallTimeout: time.Minute}
+	return nil
 }
 
 func (p *fakePool) Models() []Model { return p.models }

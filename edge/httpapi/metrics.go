@@ -1,19 +1,25 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/iop-fabric/iop/internal/obs"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
-// The log's one event and its keys.
+// The log's events, and the keys of the first.
 const (
-	EventRequest = "edge.request"
+	EventRequest           = "edge.request"
+	EventCertificate       = "edge.certificate"
+	EventCertificateFailed = "edge.certificate_failed"
+	EventHTTPError         = "edge.http_error"
 
 	keyRequest   = "request_id"
+	keyRemote    = "remote"
 	keyOperation = "operation"
 	keyPrincipal = "principal"
 	keyModel     = "model"
@@ -31,12 +37,26 @@ const (
 	keyTokensOut = "output_tokens"
 )
 
+// serverLog takes what net/http itself has to tell, which is text.
+type serverLog struct{ log *slog.Logger }
+
+func (s serverLog) Write(line []byte) (int, error) {
+	level := slog.LevelWarn
+	if bytes.HasPrefix(line, []byte("http: TLS handshake error")) {
+		level = slog.LevelDebug // anybody can cause any number of them
+	}
+	s.log.LogAttrs(context.Background(), level, EventHTTPError, slog.String("error", string(bytes.TrimSpace(line))))
+	return len(line), nil
+}
+
 // served is the class of what went well, in logs and metrics.
 const served = "ok"
 
 type metrics struct {
 	requests  *prometheus.CounterVec
 	attempts  *prometheus.CounterVec
+	tokens    *prometheus.CounterVec
+	models    *obs.Names
 	inFlight  prometheus.Gauge
 	duration  map[string]prometheus.Observer // by operation: looked up for each call
 	firstByte map[string]prometheus.Observer
@@ -55,6 +75,11 @@ func newMetrics(reg prometheus.Registerer, held *bodies) *metrics {
 			Name: "iop_edge_http_attempts_total",
 			Help: "Attempts made for callers' requests, by how they ended.",
 		}, []string{"class"}),
+		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "iop_edge_tokens_total",
+			Help: "Tokens that providers reported, by key, model and kind.",
+		}, []string{"principal", "model", "kind"}),
+		models: obs.NewNames(maxModels),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "iop_edge_http_requests_in_flight",
 			Help: "Requests of callers that are being served.",
@@ -76,7 +101,7 @@ func newMetrics(reg prometheus.Registerer, held *bodies) *metrics {
 		Name: "iop_edge_http_held_body_bytes",
 		Help: "Bytes of request bodies held in memory and in files.",
 	}, func() float64 { return float64(held.held.Load()) })
-	reg.MustRegister(m.requests, m.attempts, m.inFlight, duration, firstByte, bodyBytes)
+	reg.MustRegister(m.requests, m.attempts, m.tokens, m.inFlight, duration, firstByte, bodyBytes)
 	for _, op := range operations() {
 		m.duration[op] = duration.WithLabelValues(op)
 		m.firstByte[op] = firstByte.WithLabelValues(op)
@@ -99,6 +124,25 @@ func class(why reason) string {
 	return string(why)
 }
 
+// maxModels bounds the label: a model's name may be a provider's word.
+const maxModels = 500
+
+// used counts what a provider reported; what it did not is never guessed (T3, D8).
+func (m *metrics) used(principal, model string, u *iopv1.Usage) {
+	if u == nil {
+		return
+	}
+	model = m.models.Label(model)
+	for _, c := range []struct {
+		kind string
+		n    int64
+	}{{"input", u.GetInputTokens()}, {"output", u.GetOutputTokens()}} {
+		if c.n > 0 { // a Node's word: never a counter that falls
+			m.tokens.WithLabelValues(principal, model, c.kind).Add(float64(c.n))
+		}
+	}
+}
+
 // record logs and counts a request, once, after its answer.
 func (a *API) record(ctx context.Context, x *exchange, why reason) {
 	now := a.now()
@@ -108,6 +152,9 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 	a.metrics.duration[op].Observe(took.Seconds())
 	if !x.firstByte.IsZero() {
 		a.metrics.firstByte[op].Observe(x.firstByte.Sub(x.began).Seconds())
+	}
+	if x.key != nil {
+		a.metrics.used(x.key.principal, x.model, x.usage)
 	}
 	if !a.log.Enabled(ctx, slog.LevelInfo) {
 		return
@@ -126,19 +173,26 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 		slog.Int64(keyBytesIn, x.bodyIn),
 		slog.Int64(keyBytesOut, x.sent),
 	)
+	if x.remote.IsValid() {
+		attrs = append(attrs, slog.String(keyRemote, x.remote.String()))
+	}
 	if x.key != nil {
 		attrs = append(attrs, slog.String(keyPrincipal, x.key.principal))
 	}
 	if !x.firstByte.IsZero() {
 		attrs = append(attrs, slog.Duration(keyFirstByte, x.firstByte.Sub(x.began)))
 	}
+	if !x.asked.IsZero() {
+		attrs = append(attrs, slog.Duration(keyQueueWait, x.waited))
+	}
+	if x.model != "" {
+		attrs = append(attrs, slog.String(keyModel, x.model))
+	}
 	if x.tries > 0 {
 		attrs = append(attrs,
-			slog.String(keyModel, x.model),
 			slog.String(keyProvider, x.granted.Slot.Provider),
 			slog.String(keyNode, x.granted.Slot.Node),
 			slog.Int(keyAttempts, x.tries),
-			slog.Duration(keyQueueWait, x.waited),
 		)
 	}
 	attrs = append(attrs, tokens(x.usage)...)

@@ -105,75 +105,103 @@ func (a *API) takeBody(x *exchange, r *http.Request) (b *body, why reason) {
 	return b, why
 }
 
-// attempts makes up to maxAttempts of them (H6).
+// attempts makes up to maxAttempts of them (H6). Its frame and acquire's stand while
+// the request waits, so they are kept small: attempt's does not.
 func (a *API) attempts(x *exchange, r *http.Request, header []*iopv1.Header, b *body) (why reason) {
-	ctx := r.Context()
-	want := Want{
-		Model: x.named.model, Principal: x.key.principal, Operation: x.route.operation,
-		PromptTokens: promptTokens(b.size),
-		Affinity:     affinityOf(x.key.principal, r.Header, x.named.cacheKey),
-	}
-	x.retryOn = a.retry.on(want.Model)
+	x.want.Model, x.want.Principal, x.want.Operation = x.named.model, x.key.principal, x.route.operation
+	x.want.PromptTokens = promptTokens(b.size)
+	x.want.Affinity = affinityOf(x.key.principal, r.Header, x.named.cacheKey)
+	x.retryOn = a.retry.on(x.want.Model)
 	if alive := a.cfg.KeepAlive; keepsAlive(alive, x) {
 		x.alive = newKeepAlive(x, alive.Interval)
 		defer x.alive.close()
 	}
-	for {
-		if a.cfg.KeepAlive.Queued && x.tries == 0 {
-			x.alive.begin()
+	for over := false; !over; {
+		if none := a.acquire(r.Context(), x); none == nil {
+			why, over = a.attempt(x, r, header, b)
+		} else {
+			why, over = a.unserved(r.Context(), x, none, why), true
 		}
-		grant, err := a.pool.Acquire(ctx, want)
-		x.alive.end()
-		if err != nil {
-			if gone := cancelled(ctx); gone != "" {
-				return gone
-			}
-			if x.tries > 0 {
-				return x.settle(why) // the failure that asked for another attempt tells more
-			}
-			if why = reasonOf(err); why == unknownModel {
-				x.detail = a.modelHint(x.key, want.Model, why)
-			}
-			return why
-		}
-		x.model = want.Model
-		x.granted, x.fault = grant, nil
-		x.waited += grant.Waited
-		x.tries++
-		x.others = grant.Others > 0 && x.tries < maxAttempts
-		content, size := b.naming(x.named, grant.Slot.Target)
-		x.alive.begin()
-		result := a.runner.Do(ctx, dispatch.Attempt{
-			RunID:        wire.NewRunID(),
-			Slot:         grant.Slot,
-			Operation:    x.route.operation,
-			Method:       x.route.method,
-			Path:         x.route.path,
-			RawQuery:     r.URL.RawQuery,
-			Header:       header,
-			Body:         content,
-			BodySize:     size,
-			Stream:       x.named.stream,
-			StallTimeout: grant.StallTimeout,
-		}, x)
-		x.alive.end()
-		asked := x.holding != nil // for another attempt, by the answer's status
-		why = x.outcome(ctx, result)
-		a.metrics.attempt(why)
-		if why == "" {
-			return ""
-		}
-		if gone := cancelled(ctx); gone == callerGone {
-			return gone
-		} else if gone != "" {
-			return x.settle(why)
-		}
-		if !next(why, asked, x.committed, x.tries) {
-			return x.settle(why)
-		}
-		want.Avoid = append(want.Avoid, grant.Slot.Provider)
-		want.MaxWait = retryWait
 	}
+	return why
+}
+
+// acquire waits for a place.
+//
+//go:noinline
+func (a *API) acquire(ctx context.Context, x *exchange) (err error) {
+	if a.cfg.KeepAlive.Queued && x.tries == 0 {
+		x.alive.begin()
+	}
+	x.asked = a.now()
+	err = a.pool.Acquire(ctx, &x.want, &x.granted)
+	x.alive.end()
+	return err
+}
+
+// unserved says why there is no place; before is why the attempt before ended.
+func (a *API) unserved(ctx context.Context, x *exchange, err error, before reason) reason {
+	x.waited += a.now().Sub(x.asked)
+	if gone := cancelled(ctx); gone != "" {
+		return gone
+	}
+	if x.tries > 0 {
+		return x.settle(before) // the failure that asked for another attempt tells more
+	}
+	switch why := reasonOf(err); why {
+	case unknownModel:
+		x.detail = a.modelHint(x.key, x.want.Model, why)
+		return why
+	case unsupported, queueFull, waitExpired, noProvider:
+		x.model = x.want.Model // the pool knows it
+		if why == unsupported && x.route.operation == opCountTokens {
+			return x.estimate()
+		}
+		return why
+	default:
+		return why
+	}
+}
+
+// attempt makes one, at the place that was granted; over: there is none after it.
+//
+//go:noinline
+func (a *API) attempt(x *exchange, r *http.Request, header []*iopv1.Header, b *body) (why reason, over bool) {
+	ctx, grant := r.Context(), &x.granted
+	x.model, x.fault = x.want.Model, nil
+	x.waited += grant.Waited
+	x.tries++
+	x.others = grant.Others > 0 && x.tries < maxAttempts
+	content, size := b.naming(x.named, grant.Slot.Target)
+	x.alive.begin()
+	result := a.runner.Do(ctx, dispatch.Attempt{
+		RunID:        wire.NewRunID(),
+		Slot:         grant.Slot,
+		Operation:    x.route.operation,
+		Method:       x.route.method,
+		Path:         x.route.path,
+		RawQuery:     r.URL.RawQuery,
+		Header:       header,
+		Body:         content,
+		BodySize:     size,
+		Stream:       x.named.stream,
+		StallTimeout: grant.StallTimeout,
+	}, x)
+	x.alive.end()
+	asked := x.holding != nil // for another attempt, by the answer's status
+	why = x.outcome(ctx, result)
+	a.metrics.attempt(why)
+	if why == "" {
+		return "", true
+	}
+	if gone := cancelled(ctx); gone == callerGone {
+		return gone, true
+	} else if gone != "" || !next(why, asked, x.committed, x.tries) {
+		return x.settle(why), true
+	}
+	x.want.Avoid = append(x.want.Avoid, grant.Slot.Provider)
+	x.want.MaxWait = retryWait
+	return why, false
 }
 
 // outcome judges an attempt by its terminal and by what became of the answer.

@@ -146,8 +146,9 @@ func TestRefusals(t *testing.T) {
 			if got := resp.Header.Get("Retry-After") != ""; got != c.retryAfter {
 				t.Errorf("Retry-After: %v", got)
 			}
-			if l := f.logged(1); l["model"] != nil {
-				t.Errorf("a model nobody knows is logged: %v", l)
+			known := c.code != "model_not_found" && c.code != "draining" && c.code != "internal_error"
+			if l := f.logged(1); (l["model"] == "tiny") != known || (!known && l["model"] != nil) || l["queue_wait"] == nil || l["attempts"] != nil {
+				t.Errorf("logged %v", l)
 			}
 		})
 	}

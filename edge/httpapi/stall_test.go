@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/edge/dispatch"
 	"github.com/iop-fabric/iop/wire"
 )
@@ -347,4 +348,67 @@ func TestAHeaderThatDoesNotCome(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A byte now and then buys no time: neither in a head nor in a handshake.
+// Contract: Z3 E11
+func TestSlowloris(t *testing.T) {
+	for name, c := range map[string]struct {
+		overTLS bool
+		bytes   string
+	}{
+		"a head":              {false, "GET / HTTP/1.1\r\nHost: x\r\nX-A: "},
+		"half a request line": {false, "GET /a"},
+		"no handshake":        {true, ""},
+		"a slow handshake":    {true, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				cfg := Config{}
+				if c.overTLS {
+					writePair(t, pairIn(dir), 1)
+					var err error
+					if cfg, err = ConfigOf(&configs.Edge{TLS: pairIn(dir)}, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				api := New(cfg, Deps{Pool: &fakePool{}, Runner: &fakeRunner{}})
+				server := api.Server(api.Handler())
+				p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+				served := make(chan error, 1)
+				go func() {
+					if c.overTLS {
+						served <- server.ServeTLS(p, "", "")
+						return
+					}
+					served <- server.Serve(p)
+				}()
+				conn := p.dial()
+				defer conn.Close()
+				start := time.Now()
+				sent := make(chan struct{})
+				go func() { // a byte a second, and the last one again and again
+					defer close(sent)
+					for i := 0; c.bytes != "" && time.Since(start) < time.Hour; i++ {
+						if _, err := conn.Write([]byte{c.bytes[min(i, len(c.bytes)-1)]}); err != nil {
+							return
+						}
+						<-time.After(time.Second)
+					}
+				}()
+				if _, err := io.Copy(io.Discard, conn); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(start); took < 9*time.Second || took > 11*time.Second {
+					t.Errorf("closed after %v", took)
+				}
+				<-sent
+				server.Close()
+				if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+					t.Error(err)
+				}
+			})
+		})
+	}
 }

@@ -46,8 +46,9 @@ type Pool interface {
 	// Acquire waits in the queue for a slot. When ctx ends first it leaves the
 	// queue, or returns a slot that came too late, and answers ctx's cause. Other
 	// errors are pool.ErrQueueFull, ErrWaitExpired, ErrNoProvider, ErrUnknownModel,
-	// ErrUnsupported.
-	Acquire(ctx context.Context, w Want) (Grant, error)
+	// ErrUnsupported. Want and grant are the caller's: a frame that waits with
+	// neither in it needs half the stack.
+	Acquire(ctx context.Context, want *Want, grant *Grant) error
 	// Models lists what the groups offer, sorted by id.
 	Models() []Model
 }

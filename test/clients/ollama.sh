@@ -2,7 +2,7 @@
 # A real Ollama with the tiny scripted model behind the product, and the public Go
 # SDKs as callers: `make ollama`. The first run builds Ollama (minutes of CPU) into bin/;
 # it needs Debian's nlohmann-json3-dev and libstb-dev. Everything listens on
-# loopback; the script stops what it started.
+# loopback; the script stops what it started, and prints "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")"
 ROOT=$(cd ../.. && pwd)
@@ -19,6 +19,7 @@ if [ ! -x "$BIN/ollama" ]; then
 fi
 (cd tinygguf && go build -o "$BIN/tinygguf" .)
 (cd goclients && go build -o "$BIN/goclients" .)
+(cd langchain && go build -o "$BIN/langchain" .)
 WORK=$(mktemp -d)
 stop() {
   [ -n "${IOP_PID:-}" ] && kill "$IOP_PID" 2>/dev/null || true
@@ -56,5 +57,27 @@ URL=$(field base_url)
 echo "--- a stream through iop"
 curl -sN "$URL/chat/completions" -H "Authorization: Bearer $(field api_key)" -H 'Content-Type: application/json' \
   -d '{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}' | tail -n 4
-echo "--- the SDKs through iop"
-"$BIN/goclients" -base "${URL%/v1}" -key "$(field api_key)" -model tiny -slow tiny-long -busy "" -sdk "${SDK:-openai,gopenai}" ${SKIP:+-skip "$SKIP"}
+BASE=${URL%/v1} KEY=$(field api_key)
+echo "--- langchaingo"
+"$BIN/langchain" -base "$BASE" -key "$KEY" -model tiny -slow tiny-long 2>&1 | tee "$WORK/all" || :
+echo "--- openai-go, anthropic-sdk-go, go-openai" # Ollama has no count_tokens, and never answers 429
+"$BIN/goclients" -base "$BASE" -key "$KEY" -auth -model tiny -slow tiny-long -busy "" -skip anthropic/count_tokens 2>&1 | tee -a "$WORK/all" || :
+
+count() { grep -c "$1" "$WORK/all" || :; }
+for sdk in openai anthropic gopenai langchain-openai; do
+  echo "$sdk: $(count "^PASS $sdk/") passed, $(count "^FAIL $sdk") failed, $(count "^SKIP $sdk/") skipped"
+done
+passed=$(count ^PASS) failed=$(count ^FAIL) skipped=$(count ^SKIP)
+[ "$(count '^[0-9]* passed, ')" = 2 ] || { echo "FAIL a program did not come to its end"; failed=$((failed + 1)); }
+# What a caller leaves, Ollama stops: it has ended as much as it was asked, also the
+# four answers that never end.
+asked=$(curl -sf "$(field admin_url)/metrics" | awk '/^iop_edge_http_attempts_total/ { n += $NF } END { print n + 0 }')
+for _ in {1..30}; do
+  ended=$(grep -c 'POST *"/v1/' "$WORK/ollama.log" || :)
+  [ "$ended" -lt "$asked" ] || break
+  sleep 0.1
+done
+echo "Ollama was asked $asked times and ended $ended answers"
+[ "$asked" -gt 20 ] && [ "$ended" = "$asked" ] || { echo "FAIL an answer went on"; failed=$((failed + 1)); }
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]

@@ -65,6 +65,8 @@ type Conn struct {
 	stop        context.CancelFunc // ends the dialer, and so a reconnect in its midst
 	reconnected chan struct{}
 	closed      chan struct{}
+	dialer      *dialer
+	reconnects  bool
 
 	mu        sync.Mutex
 	byUs      bool
@@ -104,7 +106,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	}
 	// nats.Connect knows no context. So the sockets it opens are ours, and the end
 	// of the context closes them under it: it then returns at once.
-	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess}
+	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, servers: addresses(o.URLs)}
 	release := context.AfterFunc(ctx, d.abort)
 	nc, err := nats.Connect(servers(o.URLs), c.options(o, d)...)
 	if !release() { // the context ended first
@@ -119,7 +121,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		return nil, fmt.Errorf("dial broker: %w", err)
 	}
 	d.settle()
-	c.nc = nc
+	c.nc, c.dialer, c.reconnects = nc, d, o.Reconnect
 	return c, nil
 }
 
@@ -143,8 +145,12 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 				o.OnError(err)
 			}
 		}),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.note(err) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			d.up.Store(false)
+			c.note(err)
+		}),
 		nats.ReconnectHandler(func(*nats.Conn) {
+			d.up.Store(true)
 			select {
 			case c.reconnected <- struct{}{}:
 			default:
@@ -153,6 +159,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 		nats.ClosedHandler(func(nc *nats.Conn) {
 			c.note(nc.LastError())
 			c.stop()
+			d.discard()
 			close(c.closed)
 		}),
 	}
@@ -168,7 +175,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 	if o.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(d))
 	} else {
-		// The dialer resolves names itself, under its context.
+		// The dialer resolves names and speaks TLS itself, under its context.
 		opts = append(opts, nats.SetCustomDialer(d), nats.SkipHostLookup())
 	}
 	if o.Reconnect {
@@ -194,13 +201,23 @@ func (c *Conn) note(err error) {
 	c.lastCause = err
 }
 
+// away says, without the library's lock, that the connection is about to be made
+// again (N6).
+func (c *Conn) away() bool { return c.reconnects && !c.dialer.up.Load() }
+
 // Publish sends data; a nil error promises nothing (B3).
 func (c *Conn) Publish(subject string, data []byte) error {
+	if c.away() {
+		return mapError("publish", nats.ErrReconnectBufExceeded)
+	}
 	return mapError("publish", c.nc.Publish(subject, data))
 }
 
 // PublishRequest sends data with a reply subject for the no-responders notice.
 func (c *Conn) PublishRequest(subject, reply string, data []byte) error {
+	if c.away() {
+		return mapError("publish", nats.ErrReconnectBufExceeded)
+	}
 	return mapError("publish", c.nc.PublishRequest(subject, reply, data))
 }
 

@@ -3,6 +3,7 @@ package natsbus
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -140,6 +141,62 @@ func TestN1DialEndsWithItsContext(t *testing.T) {
 	}
 	if _, err := Dial(ctx, o); !errors.Is(err, gone) {
 		t.Errorf("a dial under an ended context: %v", err)
+	}
+}
+
+// N5: a server that takes connections and says nothing is passed over.
+func TestN5SilentServerIsPassedOver(t *testing.T) {
+	l := listen(t) // the kernel accepts for it
+	for range 4 {  // whichever comes first
+		o := newBroker(t).options(t)
+		o.URLs, o.Timeout = append(o.URLs, "tls://"+l.Addr().String()), time.Hour
+		began := time.Now()
+		dial(t, o)
+		if took := time.Since(began); took > hang {
+			t.Errorf("it took %v", took)
+		}
+	}
+}
+
+// N5: where all fail, the reason that tells most is told.
+func TestN5RefusalBesideOneThatIsDown(t *testing.T) {
+	down := listen(t)
+	address := down.Addr().String()
+	down.Close()
+	o := newBroker(t).options(t)
+	o.TLS = o.TLS.Clone()
+	o.TLS.RootCAs = x509.NewCertPool()
+	o.URLs = append(o.URLs, "tls://"+address)
+	if _, err := Dial(t.Context(), o); Classify(err).Reason != TLSPeer {
+		t.Errorf("got %v", err)
+	}
+}
+
+// N6: where a server was, something takes connections and says nothing. Publish
+// fails, and does not wait for the dials.
+func TestN6PublishDoesNotWaitForTheDial(t *testing.T) {
+	b := newBroker(t)
+	o := b.options(t)
+	o.Reconnect, o.Timeout = true, time.Hour
+	edge := dial(t, o)
+	address := b.Addr().String()
+	b.Shutdown()
+	b.WaitForShutdown()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			_ = edge.Publish("t.x", nil)
+		}
+	}()
+	wait(t, ended, "the end of a second's messages")
+	if edge.Publish("t.x", nil) == nil {
+		t.Error("a message went to nobody")
 	}
 }
 
