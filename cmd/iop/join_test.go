@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/iop-fabric/iop/internal/adminapi"
+	"github.com/iop-fabric/iop/internal/up"
 )
 
 // wait asks again and again until ok, or for too long.
@@ -199,4 +200,80 @@ func post(t *testing.T, url, key, body string) (int, string) {
 		t.Fatal(err)
 	}
 	return resp.StatusCode, string(b)
+}
+
+// On a fabric of separate hosts one broker invites, once its file says so; the Edge
+// takes in who joined only where its own says so.
+//
+// Contract: B11 D1
+func TestInviteFromABroker(t *testing.T) {
+	dir, ip := hostsFolder(t)
+	edit := func(folder string, pairs ...string) {
+		t.Helper()
+		b, err := os.ReadFile(config(dir, folder))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.NewReplacer(pairs...).Replace(string(b))
+		if text == string(b) {
+			t.Fatalf("%s holds nothing of %q:\n%s", folder, pairs, text)
+		}
+		if err := os.WriteFile(config(dir, folder), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admin := ip + ":8401"
+	edit("broker-1", "# admin_listen: 127.0.0.1:8401", "admin_listen: "+admin, "# admin_token:", "admin_token:", "# enrolment:", "enrolment:")
+	b, err := os.ReadFile(filepath.Join(dir, "authority", "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string]string{"ca.key": string(b), "admin-token": "0123456789abcdef\n"} {
+		if err := os.WriteFile(filepath.Join(dir, "broker-1", file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("edge", "0.0.0.0:8400", "127.0.0.1:0", "127.0.0.1:8401", "127.0.0.1:0", "models: auto", "invited_adapters: [{type: demo}]\n  models: auto")
+	background(t, "broker", "--config", config(dir, "broker-1"))
+	var i adminapi.Invited
+	if err := json.Unmarshal([]byte(mustIOP(t, "invite", "gpu1", "--config", config(dir, "broker-1"), "--json")), &i); err != nil {
+		t.Fatal(err)
+	}
+	line := append(strings.Fields(i.Command)[1:], "--dir", filepath.Join(t.TempDir(), "gpu1"))
+	if line[1] != ip+":8443" || i.BrokerURLs[0] != "tls://"+ip+":4222" {
+		t.Fatalf("%+v", i)
+	}
+	background(t, line...)
+
+	node := func(edge up.ProcessInfo) adminapi.Node {
+		var v struct{ Nodes []adminapi.Node }
+		out := mustIOP(t, "nodes", "--url", edge.AdminURL, "--token-file", filepath.Join(dir, "edge", "admin-token"), "--json")
+		if err := json.Unmarshal([]byte(out), &v); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range v.Nodes {
+			if n.Name == "gpu1" {
+				return n
+			}
+		}
+		return adminapi.Node{}
+	}
+	edge, stop := background(t, "edge", "--config", config(dir, "edge"))
+	wait(t, "the node at the Edge", func() bool { return node(edge).State == "admitted" })
+	if n := node(edge); n.Connected || n.Configured {
+		t.Errorf("taken in though the Edge's file says nothing: %+v", n)
+	}
+	stop()
+	edit("edge", "# invited: true", "invited: true")
+	edge, _ = background(t, "edge", "--config", config(dir, "edge"))
+	wait(t, "the node taken in", func() bool { return node(edge).Connected })
+
+	// A node of the configuration is revoked there too; without the token nothing is.
+	mustIOP(t, "revoke", "a", "--config", config(dir, "broker-1"))
+	if code, _ := get(t, "http://"+admin+"/api/v1/invitations", "wrong"); code != 401 {
+		t.Errorf("with a wrong token: %d", code)
+	}
+	if code, _ := get(t, "http://"+admin+"/readyz", ""); code != 200 {
+		t.Errorf("/readyz: %d", code)
+	}
 }
