@@ -16,16 +16,6 @@ import (
 	"github.com/iop-fabric/iop/internal/up"
 )
 
-// wait asks again and again until ok, or for too long.
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(hang); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, hang)
-		}
-	}
-}
-
 // fabric is `iop up` that gives invited nodes a provider of their own.
 func fabric(t *testing.T) *running {
 	t.Helper()
@@ -91,7 +81,7 @@ func TestInviteJoinRevoke(t *testing.T) {
 	if node.Name != "gpu1" || node.Role != "node" {
 		t.Fatalf("%+v", node)
 	}
-	wait(t, "the model", func() bool {
+	await(t, func() bool {
 		_, body := get(t, x.info.BaseURL+"/models", x.info.APIKey)
 		return strings.Contains(body, `"far"`)
 	})
@@ -116,17 +106,17 @@ func TestInviteJoinRevoke(t *testing.T) {
 	}
 	for _, again := range [][]string{line, {"join", "--dir", dir}} {
 		_, stop := background(t, again...)
-		wait(t, "the node again", func() bool { return x.nodes(t)["gpu1"].Connected })
+		await(t, func() bool { return x.nodes(t)["gpu1"].Connected })
 		stop()
 	}
 	if code, _, errs := ended(t, append(x.invite(t, "gpu2"), "--dir", dir)...); code != exitFailed || !strings.Contains(errs, "joined already") {
 		t.Errorf("another line on the folder: %d %s", code, errs)
 	}
 	background(t, "node", "--config", filepath.Join(dir, "node.yaml"))
-	wait(t, "the node under its configuration", func() bool { return x.nodes(t)["gpu1"].Connected })
+	await(t, func() bool { return x.nodes(t)["gpu1"].Connected })
 	before := time.Now()
 	mustIOP(t, "revoke", "gpu1", "--data-dir", x.info.DataDir)
-	wait(t, "the revoked node's close", func() bool { return !x.nodes(t)["gpu1"].Connected })
+	await(t, func() bool { return !x.nodes(t)["gpu1"].Connected })
 	if d := time.Since(before); d > time.Second+500*time.Millisecond { // the second of B8, and two commands
 		t.Errorf("closed after %v", d)
 	}
@@ -174,6 +164,22 @@ func TestInvitations(t *testing.T) {
 	}
 }
 
+// replace changes a file, which must hold something of it.
+func replace(t *testing.T, file string, pairs ...string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.NewReplacer(pairs...).Replace(string(b))
+	if text == string(b) {
+		t.Fatalf("%s holds nothing of %q:\n%s", file, pairs, text)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func newProvider(t *testing.T, h http.Handler) string {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -208,20 +214,7 @@ func post(t *testing.T, url, key, body string) (int, string) {
 // Contract: B11 D1
 func TestInviteFromABroker(t *testing.T) {
 	dir, ip := hostsFolder(t)
-	edit := func(folder string, pairs ...string) {
-		t.Helper()
-		b, err := os.ReadFile(config(dir, folder))
-		if err != nil {
-			t.Fatal(err)
-		}
-		text := strings.NewReplacer(pairs...).Replace(string(b))
-		if text == string(b) {
-			t.Fatalf("%s holds nothing of %q:\n%s", folder, pairs, text)
-		}
-		if err := os.WriteFile(config(dir, folder), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	edit := func(folder string, pairs ...string) { t.Helper(); replace(t, config(dir, folder), pairs...) }
 	admin := ip + ":8401"
 	edit("broker-1", "# admin_listen: 127.0.0.1:8401", "admin_listen: "+admin, "# admin_token:", "admin_token:", "# enrolment:", "enrolment:")
 	b, err := os.ReadFile(filepath.Join(dir, "authority", "ca.key"))
@@ -239,11 +232,16 @@ func TestInviteFromABroker(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustIOP(t, "invite", "gpu1", "--config", config(dir, "broker-1"), "--json")), &i); err != nil {
 		t.Fatal(err)
 	}
-	line := append(strings.Fields(i.Command)[1:], "--dir", filepath.Join(t.TempDir(), "gpu1"))
+	joined := filepath.Join(t.TempDir(), "gpu1")
+	line := append(strings.Fields(i.Command)[1:], "--dir", joined, "--no-start")
 	if line[1] != ip+":8443" || i.BrokerURLs[0] != "tls://"+ip+":4222" {
 		t.Fatalf("%+v", i)
 	}
-	background(t, line...)
+	if out := mustIOP(t, line...); !strings.Contains(out, "iop node --config "+filepath.Join(joined, "node.yaml")) {
+		t.Errorf("no line for a service manager:\n%s", out)
+	}
+	replace(t, filepath.Join(joined, "node.yaml"), "interval_sec: 5", "interval_sec: 1") // for the test's sake
+	background(t, "join", "--dir", joined)
 
 	node := func(edge up.ProcessInfo) adminapi.Node {
 		var v struct{ Nodes []adminapi.Node }
@@ -259,14 +257,14 @@ func TestInviteFromABroker(t *testing.T) {
 		return adminapi.Node{}
 	}
 	edge, stop := background(t, "edge", "--config", config(dir, "edge"))
-	wait(t, "the node at the Edge", func() bool { return node(edge).State == "admitted" })
+	await(t, func() bool { return node(edge).State == "admitted" })
 	if n := node(edge); n.Connected || n.Configured {
 		t.Errorf("taken in though the Edge's file says nothing: %+v", n)
 	}
 	stop()
 	edit("edge", "# invited: true", "invited: true")
 	edge, _ = background(t, "edge", "--config", config(dir, "edge"))
-	wait(t, "the node taken in", func() bool { return node(edge).Connected })
+	await(t, func() bool { return node(edge).Connected })
 
 	// A node of the configuration is revoked there too; without the token nothing is.
 	mustIOP(t, "revoke", "a", "--config", config(dir, "broker-1"))
