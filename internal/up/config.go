@@ -202,7 +202,7 @@ func Sample(f Folder) string {
 log:
   level: warn # debug, info, warn, error
 broker:
-  listen: 127.0.0.1:4222
+  listen: 127.0.0.1:4222 # 0.0.0.0:4222 lets machines join that "iop invite" has invited
 edge:
   name: %[4]s
   listen: 127.0.0.1:8400
