@@ -275,3 +275,25 @@ func TestInviteFromABroker(t *testing.T) {
 		t.Errorf("/readyz: %d", code)
 	}
 }
+
+// Where other machines reach a fabric by another address, its certificate is made
+// good for it, also in a folder that was made before.
+//
+// Contract: B11 Y1
+func TestJoinAtAnotherAddress(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	if code := start(t, "--data-dir", dir).stop(); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	host := fmt.Sprintf("127.%d.250.2", 64+os.Getpid()%128)
+	x := start(t, "--data-dir", dir, "--broker-listen", "0.0.0.0:0", "--enrol-listen", "0.0.0.0:0", "--enrol-url", host)
+	var i adminapi.Invited
+	if err := json.Unmarshal([]byte(mustIOP(t, "invite", "gpu1", "--data-dir", dir, "--json")), &i); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(i.Command, "iop join "+host+":") || !strings.HasPrefix(i.BrokerURLs[0], "tls://"+host+":") {
+		t.Fatalf("%+v", i)
+	}
+	background(t, append(strings.Fields(i.Command)[1:], "--dir", filepath.Join(t.TempDir(), "n"))...)
+	await(t, func() bool { return x.nodes(t)["gpu1"].Connected })
+}
