@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -63,6 +64,7 @@ func (k keys) public() publicKeys {
 type certificates struct {
 	tls   *tls.Config
 	trust trust
+	leaf  *x509.Certificate // our own
 	until time.Time
 }
 
@@ -199,6 +201,7 @@ func loadCertificates(files configs.TLS, domain string, role identity.Role) (*ce
 			SessionTicketsDisabled: true,
 		},
 		trust: trust{pool: pool, domain: domain},
+		leaf:  leaf,
 		until: leaf.NotAfter,
 	}, nil
 }

@@ -49,6 +49,9 @@ var (
 	ErrUnknownInvitation = errors.New("no invitation of that name is open")
 )
 
+// errHost: whoever joined would refuse the broker.
+var errHost = errors.New("the broker's certificate is not good for the host that machines would dial: set broker.enrolment.url, or broker_urls for others")
+
 // Invitation is one invitation, as an operator is told.
 type Invitation struct {
 	Edge, Name string
@@ -139,7 +142,7 @@ func (e *enrolment) id(name string) memberID {
 func (e *enrolment) start(s *service, url string) (stop func()) {
 	e.invitations, e.members, e.brokerURLs = s.invitations, s.members, e.cfg.BrokerURLs
 	if len(e.brokerURLs) == 0 {
-		_, port, _ := net.SplitHostPort(strings.TrimPrefix(url, "tls://")) //nolint:errcheck // our own listener's
+		_, port, _ := net.SplitHostPort(strings.TrimPrefix(url, "tls://")) // our own listener's
 		e.brokerURLs = []string{"tls://" + net.JoinHostPort(e.host, port)}
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -172,6 +175,11 @@ func (e *enrolment) run(ctx context.Context) {
 			until = e.latest(ctx, until)
 		case <-timer.C:
 			until = e.latest(ctx, until)
+		case <-l.done: // nobody closed it
+			l.server, l.done = nil, nil
+			e.a.log.Warn(eventFault, slog.String("operation", "enrolment listener"), slog.String("error", "it ended"))
+			timer.Reset(recountWait)
+			continue
 		}
 		now := e.a.now()
 		wait := until.Sub(now)
@@ -222,7 +230,7 @@ type enrolListener struct {
 	e      *enrolment
 	addr   net.Addr // the last one: a port that was picked stays
 	server *http.Server
-	done   chan struct{}
+	done   chan struct{} // closed when it has ended; nil where there is none
 }
 
 func (l *enrolListener) open(ctx context.Context) error {
@@ -266,7 +274,7 @@ func (l *enrolListener) close() {
 		_ = l.server.Close() // who has not asked by now gets no answer
 	}
 	<-l.done
-	l.server = nil
+	l.server, l.done = nil, nil
 	l.e.a.log.Info(eventEnrolShut)
 }
 
@@ -333,6 +341,9 @@ func (e *enrolment) invite(ctx context.Context, name string, life time.Duration)
 	if err != nil {
 		return l, err
 	}
+	if len(e.cfg.BrokerURLs) == 0 && e.a.certs.Load().leaf.VerifyHostname(e.host) != nil {
+		return l, fmt.Errorf("broker: %s: %w", e.host, errHost)
+	}
 	m, _, err := e.members.Get(ctx, e.id(name))
 	switch {
 	case err != nil:
@@ -358,7 +369,7 @@ func (e *enrolment) invite(ctx context.Context, name string, life time.Duration)
 	}
 	_, port := e.cfg.HostPort()
 	if port == "" {
-		_, port, _ = net.SplitHostPort(at.addr.String()) //nolint:errcheck // our own listener's
+		_, port, _ = net.SplitHostPort(at.addr.String()) // our own listener's
 	}
 	e.a.log.Info(eventInvited, slog.String("edge", e.cfg.Edge), slog.String("name", name), slog.Time("expires", made.Expires))
 	return Line{
@@ -478,17 +489,17 @@ func (e *enrolment) serve(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	answer, out, err := e.admit(ctx, req, body, mac)
 	e.count(out)
-	switch {
-	case out == enrol.Accepted, out == enrol.Repeated:
+	switch out {
+	case enrol.Accepted, enrol.Repeated:
 		e.a.log.Info(eventEnrolled, slog.String("edge", e.cfg.Edge), slog.String("name", req.Name), slog.String("outcome", string(out)))
 		e.write(w, http.StatusOK, answer)
 		return
-	case out == enrol.Failed:
+	case enrol.Failed:
 		e.a.log.Warn(eventFault, slog.String("operation", "enrolment"), slog.String("error", err.Error()))
 		h.Set("Retry-After", "2")
 		e.refuse(w, http.StatusServiceUnavailable, enrol.CodeLater, "the authority cannot look it up at the moment")
 		return
-	case out == enrol.UnknownName: // a name that a stranger made up is not worth a line of its own choosing
+	case enrol.UnknownName: // a name that a stranger made up is not worth a line of its own choosing
 		e.a.log.Warn(eventNotJoined, slog.String("edge", e.cfg.Edge), slog.String("reason", string(out)))
 	default:
 		e.a.log.Warn(eventNotJoined, slog.String("edge", e.cfg.Edge), slog.String("name", req.Name), slog.String("reason", string(out)))

@@ -495,7 +495,7 @@ func TestEnrolListensOnlyWhenInvited(t *testing.T) {
 	if open() {
 		t.Fatal("it is open though nobody was invited")
 	}
-	line, tok := f.invite("gpu1")
+	line, _ := f.invite("gpu1")
 	if line.Dial != dial || !open() {
 		t.Fatalf("%s is not open at once", line.Dial)
 	}
@@ -504,7 +504,7 @@ func TestEnrolListensOnlyWhenInvited(t *testing.T) {
 	}
 	becomes("withdrawn", false)
 
-	_, tok = f.invite("gpu1")
+	_, tok := f.invite("gpu1")
 	f.stop()
 	if open() {
 		t.Error("it is open though the broker has stopped")
@@ -682,5 +682,19 @@ func TestEnrolConfiguration(t *testing.T) {
 	f := newFixture(t).start()
 	if _, err := f.b.Invite(t.Context(), "gpu1", time.Hour); !errors.Is(err, ErrNoEnrolment) {
 		t.Errorf("%v", err)
+	}
+	f.stop()
+	// Its certificate is for 127.0.0.1.
+	f = newEnrolFixture(t)
+	f.cfg.Enrolment.URL = "hub.example"
+	f.start()
+	if _, err := f.b.Invite(t.Context(), "gpu1", time.Hour); !errors.Is(err, errHost) || f.state("gpu1") != "" {
+		t.Errorf("a host that the broker's certificate is not good for: %v", err)
+	}
+	f.stop()
+	f.cfg.Enrolment.BrokerURLs = []string{"tls://hub.example:4222"}
+	f.start()
+	if l, err := f.b.Invite(t.Context(), "gpu1", time.Hour); err != nil || !strings.HasPrefix(l.Dial, "hub.example:") {
+		t.Errorf("%+v %v", l, err)
 	}
 }

@@ -132,9 +132,14 @@ func Config(o Options) (*configs.File, error) {
 	return &out, nil
 }
 
-// enrolment lets machines join this fabric: the CA's key is at hand.
+// enrolment lets machines join this fabric: the CA's key is at hand, unless the
+// operator's certificates are of another CA.
 func enrolment(b *configs.Broker, edge string, o Options) error {
 	e := orNew(b.Enrolment)
+	if b.TLS.Certificate != o.Folder.Certificate(identity.RoleBroker, "broker") && e.CAKey == "" {
+		b.Enrolment = nil
+		return nil
+	}
 	b.Enrolment = e
 	host, _, err := net.SplitHostPort(b.Listen)
 	if err != nil {

@@ -73,7 +73,7 @@ broker:
 		fmt.Fprintf(&s, "  leaf_listen: %q            # leaf brokers dial it, by mTLS\n", b.listen(leafOffset))
 	}
 	fmt.Fprintf(&s, "  # admin_listen: 127.0.0.1:8401   # /healthz, /readyz, /metrics; off by default\n")
-	host, _, _ := net.SplitHostPort(b.listen(0)) //nolint:errcheck // made of the two
+	host, _, _ := net.SplitHostPort(b.listen(0)) // made of the two
 	fmt.Fprintf(&s, `  # To invite machines ("iop invite") rather than name them below: set admin_listen, put authority/ca.key and a file
   # admin-token (16 or more random characters) beside this file, both mode 0600, and take the # away. One broker does.
   # admin_token: {file: admin-token}

@@ -378,3 +378,38 @@ func TestRenewBroker(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Where the certificates are the operator's own, of another CA than the folder's,
+// nothing is invited, and what worked before goes on.
+//
+// Contract: B11 D2
+func TestOwnCertificatesInviteNobody(t *testing.T) {
+	f := Folder(t.TempDir())
+	if err := Prepare(f, DefaultEdge, DefaultNode); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Config(Options{Folder: f})
+	if err != nil || cfg.Broker.Enrolment == nil || !cfg.Edge.TakesInvited() {
+		t.Fatalf("%+v %v", cfg, err)
+	}
+	if e := cfg.Broker.Enrolment; e.Listen != "127.0.0.1:8443" || e.URL != "127.0.0.1" || e.Edge != DefaultEdge {
+		t.Errorf("%+v", e)
+	}
+	own := &configs.File{Broker: &configs.Broker{TLS: configs.TLS{Certificate: "a", Key: "b", CA: "c"}}, Edge: &configs.Edge{Invited: new(false)}}
+	if cfg, err = Config(Options{Folder: f, File: own}); err != nil || cfg.Broker.Enrolment != nil || cfg.Edge.TakesInvited() {
+		t.Errorf("%+v %v", cfg.Broker, err)
+	}
+	own.Broker.Enrolment = &configs.Enrolment{CACertificate: "c", CAKey: "d"}
+	if cfg, err = Config(Options{Folder: f, File: own}); err != nil || cfg.Broker.Enrolment == nil || cfg.Broker.Enrolment.CAKey != "d" {
+		t.Errorf("%+v %v", cfg.Broker, err)
+	}
+	for listen, want := range map[string]string{"0.0.0.0:4222": "0.0.0.0:8443", ":4222": ":8443", "[::]:4222": "[::]:8443", "192.0.2.7:4222": "192.0.2.7:8443"} {
+		cfg, err := Config(Options{Folder: f, BrokerListen: listen})
+		if err != nil || cfg.Broker.Enrolment.Listen != want || cfg.Broker.Enrolment.URL == "" || cfg.Broker.Enrolment.URL == "0.0.0.0" {
+			t.Errorf("%s: %+v %v", listen, cfg.Broker.Enrolment, err)
+		}
+	}
+	if _, err := Config(Options{Folder: f, BrokerListen: "4222"}); err == nil {
+		t.Error("an address without a host")
+	}
+}

@@ -98,7 +98,7 @@ func brokerAPI(cfg configs.Broker, b *broker.Broker) (http.Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	host, _, _ := net.SplitHostPort(cfg.AdminListen) //nolint:errcheck // it was validated
+	host, _, _ := net.SplitHostPort(cfg.AdminListen) // it was validated
 	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "")), nil
 }
 

@@ -72,8 +72,8 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 	if err != nil {
 		return err
 	}
-	if tls := cfg.Broker.TLS; tls.Certificate == o.Folder.Certificate(identity.RoleBroker, "broker") {
-		host, _ := cfg.Broker.Enrolment.HostPort()
+	if e := cfg.Broker.Enrolment; e != nil && cfg.Broker.TLS.Certificate == o.Folder.Certificate(identity.RoleBroker, "broker") {
+		host, _ := e.HostPort()
 		if err := renewBroker(o.Folder, host); err != nil {
 			return err
 		}
