@@ -37,16 +37,22 @@ import (
 // newEnrolFixture is a broker that invites for edge1.
 func newEnrolFixture(t *testing.T) *fixture {
 	f := newFixture(t)
+	f.enrols()
+	return f
+}
+
+// enrols makes this broker the one that invites.
+func (f *fixture) enrols() {
+	f.t.Helper()
 	der := must(x509.MarshalPKCS8PrivateKey(f.ca.key))
 	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	if err := os.WriteFile(filepath.Join(f.dir, "ca.key"), key, 0o600); err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	f.cfg.Enrolment = &configs.Enrolment{
 		Edge: "edge1", Listen: "127.0.0.1:0", URL: "127.0.0.1",
 		CACertificate: filepath.Join(f.dir, "ca.pem"), CAKey: filepath.Join(f.dir, "ca.key"),
 	}
-	return f
 }
 
 func (f *fixture) invite(name string) (Line, enrol.Token) {
@@ -696,5 +702,54 @@ func TestEnrolConfiguration(t *testing.T) {
 	f.start()
 	if l, err := f.b.Invite(t.Context(), "gpu1", time.Hour); err != nil || !strings.HasPrefix(l.Dial, "hub.example:") {
 		t.Errorf("%+v %v", l, err)
+	}
+}
+
+// In a cluster one broker invites; who joined is admitted by all, and its
+// revocation at any of them ends it for all, its invitation too.
+//
+// Contract: B11 B8 B9 Y2
+func TestEnrolInACluster(t *testing.T) {
+	c := newCluster(t)
+	first := c.members[0]
+	first.enrols()
+	for _, m := range c.members {
+		first.cfg.Enrolment.BrokerURLs = append(first.cfg.Enrolment.BrokerURLs, "tls://"+m.cfg.Listen)
+	}
+	c.start()
+	line, tok := first.invite("gpu1")
+	line2, tok2 := first.invite("gpu2")
+	j, j2 := newJoiner("gpu1"), newJoiner("gpu2")
+	_, _, a := j.ask(t, line.Dial, tok)
+	status, code, a2 := j2.ask(t, line2.Dial, tok2)
+	if status != 200 || len(a.BrokerURLs) != 3 {
+		t.Fatalf("%d %s %v", status, code, a.BrokerURLs)
+	}
+	at := func(m *fixture, j *joiner, tok enrol.Token, a enrol.Answer) error {
+		a.BrokerURLs = []string{"tls://" + m.cfg.Listen}
+		user, err := m.connects(j, tok, a)
+		if err == nil && !strings.HasPrefix(user, "edge1."+tok.Name+".") {
+			err = errors.New(user)
+		}
+		return err
+	}
+	if err := at(c.members[2], j, tok, a); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.members[1].b.Invite(t.Context(), "gpu3", time.Hour); !errors.Is(err, ErrNoEnrolment) {
+		t.Errorf("a broker without the CA's key: %v", err)
+	}
+	if err := c.members[1].b.Revoke(t.Context(), "edge1", "node", "gpu1"); err != nil {
+		t.Fatal(err)
+	}
+	if status, code, _ := j.ask(t, line.Dial, tok); status != 403 {
+		t.Errorf("revoked elsewhere, it is answered again: %d %s", status, code)
+	}
+	if err := at(c.members[0], j, tok, a); err == nil {
+		t.Error("revoked elsewhere, it is let in")
+	}
+	first.stop()
+	if err := at(c.members[2], j2, tok2, a2); err != nil {
+		t.Errorf("without the broker that invited it: %v", err)
 	}
 }
