@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -296,4 +297,33 @@ func TestJoinAtAnotherAddress(t *testing.T) {
 	}
 	background(t, append(strings.Fields(i.Command)[1:], "--dir", filepath.Join(t.TempDir(), "n"))...)
 	await(t, func() bool { return x.nodes(t)["gpu1"].Connected })
+}
+
+// A restart of the fabric loses neither who has joined nor who is invited.
+//
+// Contract: B11 B9 R3
+func TestJoinedSurvivesARestart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	args := []string{"--data-dir", dir, "--demo", "--broker-listen", free(), "--enrol-listen", free()}
+	x := start(t, args...)
+	first, second := filepath.Join(t.TempDir(), "gpu1"), filepath.Join(t.TempDir(), "gpu2")
+	mustIOP(t, append(x.invite(t, "gpu1"), "--dir", first, "--no-start")...)
+	replace(t, filepath.Join(first, "node.yaml"), "interval_sec: 5", "interval_sec: 1")
+	background(t, "join", "--dir", first)
+	await(t, func() bool { return x.nodes(t)["gpu1"].Connected })
+	before := x.nodes(t)["gpu1"].Generation
+	later := x.invite(t, "gpu2")
+	x.stop()
+	x = start(t, args...)
+	await(t, func() bool { n := x.nodes(t)["gpu1"]; return n.Connected && n.Generation > before })
+	background(t, append(later, "--dir", second)...)
+	await(t, func() bool { return x.nodes(t)["gpu2"].Connected })
 }
