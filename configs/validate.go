@@ -201,6 +201,13 @@ func (b *Broker) validate(v *validator, made bool) {
 	if b.AdminToken.Set() {
 		v.keySource("broker.admin_token", b.AdminToken.key())
 	}
+	switch {
+	case made: // it is invited over the Edge's listener
+	case b.AdminToken.Set() && b.AdminListen == "":
+		v.fault("broker.admin_token", "needs broker.admin_listen, such as 127.0.0.1:8401")
+	case b.Enrolment != nil && !b.AdminToken.Set():
+		v.fault("broker.enrolment", "needs broker.admin_listen and broker.admin_token: without them nobody can invite")
+	}
 	b.Enrolment.validate(v, made)
 	keys := unique{}
 	for _, edge := range slices.Sorted(maps.Keys(b.EdgeKeys)) {
