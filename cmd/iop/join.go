@@ -67,6 +67,9 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 					cfg.Node.Name, cfg.Node.Edge, folder, up.Quote(folder.NodeConfig()))
 			}
 			if noStart {
+				if asJSON {
+					printProcess(out, up.ProcessInfo{Role: "node", Name: cfg.Node.Name}, true)
+				}
 				return nil
 			}
 			log, err := newLog(errs, cfg, logLevel, false)
@@ -79,7 +82,7 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 	f := cmd.Flags()
 	f.StringVar(&dir, "dir", "", "folder for keys and configuration (default $XDG_DATA_HOME/iop-node or ~/.local/share/iop-node)")
 	f.BoolVar(&noStart, "no-start", false, "join, and do not run the node")
-	f.BoolVar(&asJSON, "json", false, "print one line of JSON when it runs")
+	f.BoolVar(&asJSON, "json", false, "print one line of JSON when it runs, or has joined")
 	f.StringVar(&logLevel, "log-level", "", "debug, info, warn or error (default info)")
 	return cmd
 }

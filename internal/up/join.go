@@ -95,6 +95,7 @@ func (j Join) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	removeLeftovers(string(j.Folder))
 	if err := j.begin(); err != nil {
 		return err
 	}
