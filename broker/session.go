@@ -250,7 +250,7 @@ func (s *service) openStores(ctx context.Context) error {
 		if *b.to, made, err = openBucket(ctx, js, s.led, b.name, b.maxBytes, s.b.replicas, b.first); err != nil {
 			return err
 		}
-		if made {
+		if made && b.name != bucketInvitations { // which holds nothing that is missed: they are made anew
 			s.b.log.Warn(eventStoreMade, slog.String("bucket", b.name), slog.Uint64("first", b.first))
 		}
 	}
