@@ -6,6 +6,8 @@
 # make clients the public Go SDKs through the product, in front of imitated model servers
 # make compose the compose file brought up for real, streamed through, broken and taken down
 # make churn   streams whose callers leave and whose provider fails, and thousands that wait
+# make netns   hosts in network namespaces of their own, killed and cut off; needs root, ip, iptables
+# make leaf-bench what a leaf adds, beside the same without one; needs the same
 # make herd    a thousand Nodes that dial one broker at once, and then idle
 # make fuzz    every fuzz target for FUZZTIME each
 
@@ -15,7 +17,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose
+.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -92,6 +94,16 @@ ollama: build
 # What `docker compose up` gives, on a Docker engine that is there.
 compose:
 	test/compose/run.sh
+
+# Separate processes on hosts that share nothing but a network. HUB_GONE is how long
+# a leaf is without its hub.
+HUB_GONE ?= 20s
+netns:
+	IOP_NETNS=1 go test ./test/netns -count 1 -timeout 8m -hub-gone $(HUB_GONE)
+
+CALLS ?= 2000
+leaf-bench:
+	IOP_NETNS=1 go test ./test/netns -count 1 -run '^$$' -bench Leaf -benchtime $(CALLS)x -timeout 8m
 
 # A thousand Node daemons that dial one broker at once, then idle: time, CPU, memory.
 herd:

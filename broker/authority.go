@@ -33,6 +33,9 @@ type authority struct {
 	dial func(key *identity.NKey, name string) (*nats.Conn, error)
 
 	health health
+	// storeOpen: who asks the stores holds it to read. The server cannot open them
+	// anew while it is asked.
+	storeOpen sync.RWMutex
 }
 
 // load reads keys, seeds and this process's own certificate, which is of role.

@@ -454,6 +454,9 @@ func clientURL(addr net.Addr) string {
 // handshakeFailed counts a peer that did not get as far as the callout. What it
 // sent is not logged: it has proved nothing.
 func (b *Broker) handshakeFailed(err error) {
+	if errors.Is(err, errStarting) {
+		return // a leaf, which comes again
+	}
 	r := handshakeRefusal(err)
 	b.refuse(r)
 	b.log.Info(eventRefused, slog.String("reason", string(r)))

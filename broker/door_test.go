@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // A broker stops while Nodes dial: the server would panic if it were asked to
@@ -46,29 +47,31 @@ func TestStopsWhileNodesDial(t *testing.T) {
 // In a cluster a handshake waits until callouts are answered, and is then served.
 // Contract: Y2 B4
 func TestHandshakeWaits(t *testing.T) {
-	until, release := context.WithCancel(t.Context())
-	config := &tls.Config{MinVersion: tls.VersionTLS13}
-	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		if until.Err() == nil {
-			t.Error("served before")
+	synctest.Test(t, func(t *testing.T) {
+		until, release := context.WithCancel(t.Context())
+		want := &tls.Config{MinVersion: tls.VersionTLS13}
+		config := &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return want, nil },
 		}
-		return config, nil
-	}
-	hold(until, config)
-	served := make(chan *tls.Config)
-	for range 3 {
-		go func() {
-			c, err := config.GetConfigForClient(nil)
-			if err != nil {
-				t.Error(err)
-			}
-			served <- c
-		}()
-	}
-	release()
-	for range 3 {
-		if c := <-served; c != config {
-			t.Error("served with something else")
+		hold(until, config)
+		var served atomic.Int64
+		for range 3 {
+			go func() {
+				if c, err := config.GetConfigForClient(nil); c != want || err != nil {
+					t.Errorf("served with %v, %v", c, err)
+				}
+				served.Add(1)
+			}()
 		}
-	}
+		synctest.Wait()
+		if n := served.Load(); n != 0 {
+			t.Errorf("%d served before", n)
+		}
+		release()
+		synctest.Wait()
+		if n := served.Load(); n != 3 {
+			t.Errorf("%d of 3 served", n)
+		}
+	})
 }

@@ -34,13 +34,14 @@ const electedSubject = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.>"
 
 // elections tells those who wait for a store that one has a new leader.
 type elections struct {
+	open    *sync.RWMutex // held to write while the stores are opened anew
 	mu      sync.Mutex
 	context context.Context //nolint:containedctx // ends with the next election
 	end     context.CancelFunc
 }
 
-func newElections() *elections {
-	e := &elections{}
+func newElections(open *sync.RWMutex) *elections {
+	e := &elections{open: open}
 	e.context, e.end = context.WithCancel(context.Background())
 	return e
 }

@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -62,7 +63,7 @@ func TestElectionIsCalledForTheLeaderless(t *testing.T) {
 func TestPatientlyWaitsForALeader(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), guard)
 	defer cancel()
-	led, tries := newElections(), 0
+	led, tries := newElections(&sync.RWMutex{}), 0
 	var longest time.Duration
 	v, err := patiently(ctx, led, func(try context.Context) (int, error) {
 		deadline, _ := try.Deadline()

@@ -64,6 +64,35 @@ type bucket struct {
 	led    *elections
 }
 
+// Get, Create, Update and info do not meet the stores being opened anew.
+
+// Get implements jetstream.KeyValue.
+func (b bucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.KeyValue.Get(ctx, key)
+}
+
+// Create implements jetstream.KeyValue.
+func (b bucket) Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error) {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.KeyValue.Create(ctx, key, value, opts...)
+}
+
+// Update implements jetstream.KeyValue.
+func (b bucket) Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.KeyValue.Update(ctx, key, value, revision)
+}
+
+func (b bucket) info(ctx context.Context, opts ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.stream.Info(ctx, opts...)
+}
+
 func bindBucket(ctx context.Context, js jetstream.JetStream, led *elections, name string) (b bucket, err error) {
 	b.led = led
 	b.KeyValue, err = patiently(ctx, led, func(ctx context.Context) (jetstream.KeyValue, error) { return js.KeyValue(ctx, name) })

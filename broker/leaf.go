@@ -337,7 +337,7 @@ func (l *Leaf) Run(ctx context.Context) error {
 			log: l.log, handshake: l.handshakeFailed,
 			fatal: func(err error) { cancel(fmt.Errorf("%w: %w", errFatal, err)) },
 		},
-		link: l.linkRefused, timeout: l.calloutFailed,
+		link: l.linkRefused, near: l.near.Load, timeout: l.calloutFailed,
 	}, true, false, false)
 	defer func() { l.door.close(); srv.Shutdown(); srv.WaitForShutdown() }()
 	srv.Start()
@@ -427,7 +427,17 @@ func (r *refusalLog) again(now time.Time, reason string) bool {
 type leafLog struct {
 	serverLog
 	link    func(reason string)
+	near    func() bool
 	timeout func()
+}
+
+// Noticef implements server.Logger. A hub that refuses the leaf's certificate does
+// so after the handshake, as TLS 1.3 has it, and the server only notices an end.
+func (l leafLog) Noticef(format string, v ...any) {
+	l.serverLog.Noticef(format, v...)
+	if strings.Contains(format, " - lid:") && !l.near() && strings.Contains(fmt.Sprintf(format, v...), "connection closed: Read Error") {
+		l.link("the hub closed the link without a word: is this leaf's certificate of a CA that the hub trusts? The hub's log has the reason")
+	}
 }
 
 // Errorf implements server.Logger.

@@ -239,7 +239,7 @@ func loadFixture(t testing.TB, dir string) *fixture {
 func (f *fixture) generations() bucket {
 	nc := must(f.b.connect(f.b.server, f.b.keys.callout, "test"))
 	f.t.Cleanup(nc.Close)
-	return must(bindBucket(context.Background(), must(jetstream.New(nc)), newElections(), bucketGenerations))
+	return must(bindBucket(context.Background(), must(jetstream.New(nc)), newElections(&sync.RWMutex{}), bucketGenerations))
 }
 
 func (f *fixture) writeCertificate() {

@@ -309,7 +309,7 @@ func (ms members) Seed(ctx context.Context, s seed) error {
 func listKeys(ctx context.Context, kv bucket, filter string) ([]string, error) {
 	prefix := "$KV." + kv.Bucket() + "."
 	info, err := patiently(ctx, kv.led, func(ctx context.Context) (*jetstream.StreamInfo, error) {
-		return kv.stream.Info(ctx, jetstream.WithSubjectFilter(prefix+filter))
+		return kv.info(ctx, jetstream.WithSubjectFilter(prefix+filter))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list keys: %w", err)

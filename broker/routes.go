@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/wire"
 )
 
 // clusterDefaults is a copy, with what may be left out.
@@ -128,7 +130,7 @@ func clusterText(cfg configs.Broker, form Form) (string, error) {
   name: %s
   listen: %s
   no_advertise: true  # clients dial what they were told, and nothing else
-  ping_interval: "5s"
+  ping_interval: %q
   ping_max: 2
   tls {
     cert_file: %s
@@ -140,8 +142,19 @@ func clusterText(cfg configs.Broker, form Form) (string, error) {
   }
   routes: %s
 }
-`, strconv.Quote(c.Name), strconv.Quote(net.JoinHostPort(host, strconv.Itoa(port))),
+`, strconv.Quote(c.Name), strconv.Quote(net.JoinHostPort(host, strconv.Itoa(port))), routePing(cfg),
 		strconv.Quote(c.TLS.Certificate), strconv.Quote(c.TLS.Key), strconv.Quote(c.TLS.CA), known, list(c.Routes)), nil
+}
+
+// routePing has the others give up a broker that is silent, at the third ping,
+// within three quarters of the bound: when its Nodes have waited for the bound and
+// dial them, no callout goes to it any more, and the stores have a leader.
+func routePing(cfg configs.Broker) string {
+	bound := cfg.HeartbeatBound
+	if bound <= 0 {
+		bound = wire.HeartbeatBound
+	}
+	return max(bound/4, 500*time.Millisecond).Round(time.Millisecond).String()
 }
 
 // joinCluster gives the routes their handshake: certificates that can be

@@ -247,8 +247,9 @@ func (l serverLog) line(level slog.Level, format string, v []any) {
 	l.log.LogAttrs(context.Background(), level, eventServer, slog.String("line", fmt.Sprintf(format, v...)))
 }
 
-// handshakeFormat ends the server's line about a failed TLS handshake.
-const handshakeFormat = "TLS handshake error: %v%s"
+// handshakeFormat ends the server's line about a failed TLS handshake: of a
+// client, and with a word in it, of a leaf or a route.
+const handshakeFormat = " handshake error: %v%s"
 
 // nameFormat ends the server's line about a peer that has its own name.
 const nameFormat = "Remote server has a duplicate name: %q"
@@ -262,14 +263,16 @@ func storeBroken(format string) bool {
 }
 
 func (l serverLog) failed(format string, v []any) bool {
-	if !strings.HasSuffix(format, handshakeFormat) || len(v) == 0 {
+	if !strings.HasSuffix(format, handshakeFormat) {
 		return false
 	}
-	err, ok := v[0].(error)
-	if ok {
-		l.handshake(err)
+	for _, arg := range v {
+		if err, ok := arg.(error); ok {
+			l.handshake(err)
+			return true
+		}
 	}
-	return ok
+	return false
 }
 
 // Noticef implements server.Logger.

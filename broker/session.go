@@ -133,7 +133,7 @@ type verdict struct {
 // wait a little for open; then they are refused.
 func newService(ctx context.Context, a *authority) (_ *service, err error) {
 	s := &service{
-		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(),
+		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(&a.storeOpen),
 		resync: make(chan struct{}, 1), opened: make(chan struct{}), patience: a.now().Add(openPatience),
 	}
 	// The workers' own contexts: they finish what they have begun, after ctx ended.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -333,15 +332,6 @@ func TestHerd(t *testing.T) {
 	if len(gens) != herd {
 		t.Errorf("%d different generations of %d", len(gens), herd)
 	}
-}
-
-// cpuTime is what this process has used so far.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // Many instances of one name at once: one is let in, the others are told.

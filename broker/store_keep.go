@@ -20,8 +20,11 @@ const (
 )
 
 // keepStore waits for the server to say that its store takes nothing any more,
-// which a full disk makes it say. Sessions go on without; nobody new is admitted.
-// The server would not look again, so once there is room it opens the store anew.
+// which a full disk makes it say. Sessions go on without. A broker alone admits
+// nobody new; the server would not look again, so once there is room the store is
+// opened anew. One of a cluster leaves its stores to the others, or what it leads
+// would stand still for all; while they ask it things it cannot be opened again,
+// so it comes back with its next start.
 func (b *Broker) keepStore(ctx context.Context, srv *server.Server, opts *server.Options, broken chan string) {
 	for {
 		var line string
@@ -31,10 +34,18 @@ func (b *Broker) keepStore(ctx context.Context, srv *server.Server, opts *server
 			return
 		}
 		err := fmt.Errorf("the store cannot be written, its disk is full or broken: %s", line)
-		if b.alone { // of three the other two go on
+		if b.alone {
 			b.health.setStore(err)
+		} else {
+			err = fmt.Errorf("%w; restart this broker once there is room", err)
 		}
 		b.log.Error(eventStoreFull, slog.String("store_dir", b.cfg.StoreDir), slog.String("error", err.Error()))
+		if !b.alone {
+			if err := srv.ShutdownJetStream(); err != nil {
+				b.log.Warn(eventFault, slog.String("operation", "store"), slog.String("error", err.Error()))
+			}
+			return
+		}
 		if !b.reopenStore(ctx, srv, opts) {
 			return
 		}
@@ -60,6 +71,7 @@ func (b *Broker) reopenStore(ctx context.Context, srv *server.Server, opts *serv
 		if checkRoom(b.cfg.StoreDir) != nil {
 			continue
 		}
+		b.storeOpen.Lock()
 		err := srv.ShutdownJetStream()
 		if err == nil {
 			err = srv.EnableJetStream(&server.JetStreamConfig{
@@ -67,6 +79,7 @@ func (b *Broker) reopenStore(ctx context.Context, srv *server.Server, opts *serv
 				MaxMemory: opts.JetStreamMaxMemory, MaxStore: opts.JetStreamMaxStore, CompressOK: true, Strict: !opts.NoJetStreamStrict,
 			})
 		}
+		b.storeOpen.Unlock()
 		if err == nil {
 			return true
 		}

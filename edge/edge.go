@@ -124,6 +124,15 @@ func (e *Edge) Offers() <-chan struct{} { return e.offers }
 // Addr is where callers are served, after Ready.
 func (e *Edge) Addr() string { return e.listener.Addr().String() }
 
+// BaseURL is what a client library is given, after Ready.
+func (e *Edge) BaseURL() string {
+	scheme := "http://"
+	if e.cfg.TLS != (configs.KeyPair{}) {
+		scheme = "https://"
+	}
+	return scheme + e.Addr() + "/v1"
+}
+
 // AdminAddr is where health and metrics are, after Ready.
 func (e *Edge) AdminAddr() string { return e.admin.Addr().String() }
 

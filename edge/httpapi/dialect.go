@@ -50,14 +50,15 @@ func (d dialect) errorEvent(why reason, detail, id string) []byte {
 
 // marks are the events by which a stream with named events is known: one of
 // first shows that it speaks the dialect, one of last that it is whole. A
-// provider's own error is an end too: it said what happened.
-type marks struct{ first, last []eventName }
+// provider's own error, one of failed, is an end too: it said what happened.
+type marks struct{ first, last, failed []eventName }
 
 var marksOf = map[dialect]*marks{
-	anthropic: {first: names("message_start"), last: names("message_stop", "error")},
+	anthropic: {first: names("message_start"), last: names("message_stop", "error"), failed: names("error")},
 	responses: {
-		first: names("response.created", "response.in_progress"),
-		last:  names("response.completed", "response.incomplete", "response.failed", "error"),
+		first:  names("response.created", "response.in_progress"),
+		last:   names("response.completed", "response.incomplete", "response.failed", "error"),
+		failed: names("response.failed", "error"),
 	},
 }
 

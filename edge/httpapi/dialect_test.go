@@ -266,7 +266,7 @@ func TestA09EveryDialectHasItsEnd(t *testing.T) {
 					t.Errorf("%v %q", err, body)
 				}
 				want := served
-				if !c.whole {
+				if !c.whole || strings.HasSuffix(c.name, "own error") || c.name == "responses failed" {
 					want = "provider"
 				}
 				if l := f.logged(1); l["class"] != want {
@@ -379,6 +379,46 @@ func TestA44AModelIsFoundAsACallWouldName(t *testing.T) {
 }
 
 // refusing is a pool that grants nothing.
+// What a provider tells in its stream passes as it is, ends it, and counts as the
+// provider's failure.
+// Contract: T4 E6 D5
+func TestA24A26A27AProvidersErrorInItsStreamIsCounted(t *testing.T) {
+	const done = "data: [DONE]\n\n"
+	for name, c := range map[string]struct {
+		path, stream string
+		class        string
+	}{
+		"llama.cpp":            {"/v1/chat/completions", chunk + `data: {"error":{"code":400,"message":"the context is full"}}` + "\n\n", "provider"},
+		"and then its end":     {"/v1/chat/completions", `data:{ "error" : {"code":400}}` + "\n\n" + done, "provider"},
+		"A27":                  {"/v1/chat/completions", chunk + `error: {"code":400}` + "\n\n" + done, "provider"},
+		"Ollama":               {"/v1/completions", `data: {"error":"out of memory"}` + "\n\n", "provider"},
+		"vLLM":                 {"/v1/chat/completions", `data: {"object":"error","message":"x"}` + "\n\n" + done, "provider"},
+		"without a line end":   {"/v1/chat/completions", chunk + `data: {"error":{}}`, "provider"},
+		"responses, an error":  {"/v1/responses", "event: response.created\ndata: {}\n\nevent: error\ndata: {\"type\":\"error\",\"code\":\"x\"}\n\n", "provider"},
+		"responses, failed":    {"/v1/responses", "data: {\"type\":\"response.created\"}\n\ndata: {\"type\":\"response.failed\"}\n\n", "provider"},
+		"messages":             {"/v1/messages", "event: message_start\ndata: {}\n\nevent: error\ndata: {}\n\n", "provider"},
+		"no error":             {"/v1/chat/completions", `data: {"error":null,"choices":[]}` + "\n\n" + done, "ok"},
+		"an error in the text": {"/v1/chat/completions", `data: {"choices":[{"delta":{"content":"{\"error\":{"}}]}` + "\n\n" + done, "ok"},
+		"a comment":            {"/v1/chat/completions", `: data: {"error":{}}` + "\n\n" + done, "ok"},
+		"a word of the model":  {"/v1/messages", "event: message_start\ndata: {}\n\ndata: {\"text\":\"event: error\"}\n\nevent: message_stop\ndata: {}\n\n", "ok"},
+		"incomplete":           {"/v1/responses", "event: response.created\ndata: {}\n\nevent: response.incomplete\ndata: {}\n\n", "ok"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.runner.answer = says(200, fields(eventStream...), c.stream[:7], c.stream[7:])
+			if _, body := f.do("POST", c.path, streamChat); body != c.stream {
+				t.Errorf("%q", body)
+			}
+			if l := f.logged(1); l["class"] != c.class || l["status"] != 200.0 {
+				t.Errorf("logged %v", l)
+			}
+			if n := f.attemptsOf(c.class); n != 1 {
+				t.Errorf("counted %v", n)
+			}
+		})
+	}
+}
+
 // Contract: E1 E3
 func TestA52TokensAreEstimatedWhereNobodyCanCount(t *testing.T) {
 	f := newFixture(t)

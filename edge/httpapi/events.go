@@ -28,21 +28,15 @@ type eventWatch struct {
 	headLen int
 	tailLen int
 	dialect dialect
-	names   *nameWatch // nil: the dialect's events have no names
+	lines   lineWatch
 }
 
 func newEventWatch(d dialect) *eventWatch {
-	e := &eventWatch{dialect: d}
-	if m := marksOf[d]; m != nil {
-		e.names = &nameWatch{marks: m}
-	}
-	return e
+	return &eventWatch{dialect: d, lines: lineWatch{marks: marksOf[d]}}
 }
 
 func (e *eventWatch) add(p []byte) {
-	if e.names != nil {
-		e.names.add(p)
-	}
+	e.lines.add(p)
 	if e.headLen < len(e.head) {
 		e.headLen += copy(e.head[e.headLen:], p)
 	}
@@ -55,18 +49,20 @@ func (e *eventWatch) add(p []byte) {
 	e.tailLen = keep + copy(e.tail[keep:], p)
 }
 
-// nameWatch sees the first and the last event of a stream with named events. It
-// keeps the beginning of the line at hand.
-type nameWatch struct {
-	marks *marks
-	line  [96]byte
-	n     int
-	begun bool // the dialect's first event was seen
-	ended bool // and its last
+// lineWatch sees what the beginnings of lines tell: the first and the last event of
+// a stream with named events, and a provider's own error. It keeps the beginning of
+// the line at hand.
+type lineWatch struct {
+	marks  *marks // nil: the dialect's events have no names
+	line   [96]byte
+	n      int
+	begun  bool // the dialect's first event was seen
+	ended  bool // and its last
+	failed bool // an error of the provider's
 }
 
 // add looks at the beginning of each line, however the bytes are cut.
-func (w *nameWatch) add(p []byte) {
+func (w *lineWatch) add(p []byte) {
 	for len(p) > 0 {
 		line, rest, whole := bytes.Cut(p, newline)
 		w.n += copy(w.line[w.n:], line)
@@ -80,27 +76,50 @@ func (w *nameWatch) add(p []byte) {
 
 var newline = []byte("\n")
 
-func (w *nameWatch) endLine() {
+func (w *lineWatch) endLine() {
 	line := w.line[:w.n]
 	w.n = 0
+	if w.marks == nil {
+		w.failed = w.failed || tellsError(line)
+		return
+	}
 	w.begun = w.begun || seenIn(line, w.marks.first)
 	w.ended = w.ended || seenIn(line, w.marks.last)
+	w.failed = w.failed || seenIn(line, w.marks.failed)
+}
+
+// errorsToldAs is how servers that speak OpenAI's dialect begin an event that is
+// an error, blanks aside: with data, or, as llama.cpp once had it, without (A27).
+var errorsToldAs = [][]byte{[]byte(`data:{"error":{`), []byte(`data:{"error":"`), []byte(`data:{"object":"error"`), []byte(`error:{`)}
+
+// tellsError reports whether the beginning of a line tells an error.
+func tellsError(line []byte) bool {
+	if !bytes.Contains(line, []byte("error")) {
+		return false
+	}
+	line = bytes.ReplaceAll(line, []byte(" "), nil)
+	for _, e := range errorsToldAs {
+		if bytes.HasPrefix(line, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // whole reports whether the stream's own end was seen.
 func (e *eventWatch) whole() bool {
-	if e.names != nil {
-		return e.names.ended
+	if e.lines.marks != nil {
+		return e.lines.ended
 	}
-	return bytes.Contains(e.tail[:e.tailLen], []byte("[DONE]"))
+	return e.lines.failed || bytes.Contains(e.tail[:e.tailLen], []byte("[DONE]"))
 }
 
 // unfinished reports whether a stream that ended speaks its dialect and lacks
 // the marker that ends it there: its provider stopped half way and said nothing
 // (A09). Streams of any other look are not judged.
 func (e *eventWatch) unfinished() bool {
-	if w := e.names; w != nil {
-		w.endLine() // one without its line end
+	e.lines.endLine() // one without its line end
+	if w := &e.lines; w.marks != nil {
 		return w.begun && !w.ended
 	}
 	head := e.head[:e.headLen]

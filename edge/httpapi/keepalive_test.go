@@ -138,6 +138,30 @@ func TestASlowStreamIsKeptAlive(t *testing.T) {
 	}
 }
 
+// Comments leave no deadline behind that would end the stream between them.
+// Contract: E8 E10 E11
+func TestHTTP2ASlowStreamIsKeptAlive(t *testing.T) {
+	cfg := Config{KeepAlive: configs.KeepAlive{Interval: 10 * time.Minute}} // beyond the write stall
+	inBubbleWith(t, cfg, &fakePool{}, func(t *testing.T, p *pipes, _ *fakeRunner) {
+		transport := h2Client(p)
+		defer transport.CloseIdleConnections()
+		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://x/v1/chat/completions", strings.NewReader(streamChat))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+goodKey)
+		resp, err := transport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body) // three events, an hour apart
+		if n := strings.Count(string(b), comment); err != nil || n < 10 || strings.ReplaceAll(string(b), comment, "") != chunk+chunk+done {
+			t.Errorf("%d comments in %q %v", n, b, err)
+		}
+	})
+}
+
 // An answer that is kept back for another provider's has a status of its own.
 // Contract: E8 Q5
 func TestNothingIsKeptAliveWhileAnAnswerIsKeptBack(t *testing.T) {

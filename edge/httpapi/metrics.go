@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/iop-fabric/iop/internal/obs"
+	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
@@ -115,13 +116,19 @@ func (m *metrics) enter() (leave func()) {
 	return m.inFlight.Dec
 }
 
-func (m *metrics) attempt(why reason) { m.attempts.WithLabelValues(class(why)).Inc() }
+func (m *metrics) attempt(class string) { m.attempts.WithLabelValues(class).Inc() }
 
-func class(why reason) string {
-	if why == "" {
+// class is how a request or its attempt ended, as logs and metrics have it. A
+// provider that tells an error in its stream has failed, although its bytes passed.
+func (x *exchange) class(why reason) string {
+	switch {
+	case why != "":
+		return string(why)
+	case x.events != nil && x.events.lines.failed:
+		return string(wire.Provider)
+	default:
 		return served
 	}
-	return string(why)
 }
 
 // maxModels bounds the label: a model's name may be a provider's word.
@@ -148,7 +155,7 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 	now := a.now()
 	took := now.Sub(x.began)
 	op := x.route.operation
-	a.metrics.requests.WithLabelValues(op, class(why)).Inc()
+	a.metrics.requests.WithLabelValues(op, x.class(why)).Inc()
 	a.metrics.duration[op].Observe(took.Seconds())
 	if !x.firstByte.IsZero() {
 		a.metrics.firstByte[op].Observe(x.firstByte.Sub(x.began).Seconds())
@@ -168,7 +175,7 @@ func (a *API) record(ctx context.Context, x *exchange, why reason) {
 		slog.String(keyRequest, x.id),
 		slog.String(keyOperation, op),
 		slog.Int(keyStatus, status),
-		slog.String(keyClass, class(why)),
+		slog.String(keyClass, x.class(why)),
 		slog.Duration(keyDuration, took),
 		slog.Int64(keyBytesIn, x.bodyIn),
 		slog.Int64(keyBytesOut, x.sent),

@@ -190,7 +190,7 @@ func (a *API) attempt(x *exchange, r *http.Request, header []*iopv1.Header, b *b
 	x.alive.end()
 	asked := x.holding != nil // for another attempt, by the answer's status
 	why = x.outcome(ctx, result)
-	a.metrics.attempt(why)
+	a.metrics.attempt(x.class(why))
 	if why == "" {
 		return "", true
 	}

@@ -159,7 +159,7 @@ func RunEdge(ctx context.Context, cfg configs.Edge, log *slog.Logger, ready func
 		return err
 	}
 	return runPart(ctx, part{run: e.Run, ready: e.Ready(), tell: func() {
-		ready(ProcessInfo{Role: "edge", Name: cfg.Name, BaseURL: "http://" + e.Addr() + "/v1", AdminURL: "http://" + e.AdminAddr()})
+		ready(ProcessInfo{Role: "edge", Name: cfg.Name, BaseURL: e.BaseURL(), AdminURL: "http://" + e.AdminAddr()})
 	}})
 }
 

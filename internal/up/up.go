@@ -98,7 +98,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 // Info describes the running fabric; its key is the first of the configuration.
 func (f *Fabric) Info(folder Folder) Info {
 	info := Info{
-		BaseURL: "http://" + f.Edge.Addr() + "/v1", AdminURL: "http://" + f.Edge.AdminAddr(),
+		BaseURL: f.Edge.BaseURL(), AdminURL: "http://" + f.Edge.AdminAddr(),
 		BrokerURL: f.Broker.ClientURL(), DataDir: string(folder),
 	}
 	if keys := f.cfg.Edge.Keys; len(keys) > 0 {

@@ -67,11 +67,13 @@ func TestCallersOverTLSFromAPage(t *testing.T) {
 		e.TLS, e.CORS.AllowedOrigins, e.TrustedProxies, e.AnswerHeaders = files, []string{page}, []string{"127.0.0.1"}, true
 	}})
 	f.WaitNode(up.DefaultNode)
+	if !strings.HasPrefix(f.Info.BaseURL, "https://") {
+		t.Errorf("the base URL that is told is %s", f.Info.BaseURL)
+	}
 	f.Provider.Next(fakeprovider.JSON(200, `{"ok":true}`, "Access-Control-Allow-Origin: *")...)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	req := f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", `{"model":"`+ioptest.Model+`"}`)
-	req.URL.Scheme = "https"
 	req.Header.Set("Origin", page)
 	req.Header.Set("X-Forwarded-For", "203.0.113.9")
 	resp, err := (&http.Client{Transport: transport}).Do(req)
