@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,6 +45,7 @@ type Broker struct {
 	leafURL    string
 	clusterURL string
 	members    members
+	enrolment  *enrolment // nil where nobody is invited here
 }
 
 // keys are the broker's nkeys: the issuer and the session service's three.
@@ -62,6 +64,7 @@ func (k keys) public() publicKeys {
 type certificates struct {
 	tls   *tls.Config
 	trust trust
+	leaf  *x509.Certificate // our own
 	until time.Time
 }
 
@@ -92,6 +95,11 @@ func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 		}
 	}
 	var err error
+	if cfg.Enrolment != nil {
+		if b.enrolment, err = newEnrolment(&b.authority); err != nil {
+			return nil, err
+		}
+	}
 	if b.text, err = configText(cfg, b.keys.public(), Embedded); err != nil {
 		return nil, err
 	}
@@ -193,6 +201,7 @@ func loadCertificates(files configs.TLS, domain string, role identity.Role) (*ce
 			SessionTicketsDisabled: true,
 		},
 		trust: trust{pool: pool, domain: domain},
+		leaf:  leaf,
 		until: leaf.NotAfter,
 	}, nil
 }
@@ -206,6 +215,11 @@ func (b *Broker) tlsConfig() *tls.Config { return b.certs.Load().tls.Clone() }
 func (b *Broker) Reload() error {
 	if !b.alone {
 		if err := b.loadRoutes(); err != nil {
+			return err
+		}
+	}
+	if b.enrolment != nil {
+		if err := b.enrolment.check(); err != nil {
 			return err
 		}
 	}
@@ -255,7 +269,8 @@ func (b *Broker) Register(ctx context.Context, m configs.Member) error {
 	return b.members.Register(ctx, m)
 }
 
-// Revoke refuses a member from the moment it returns and closes its connections.
+// Revoke refuses a member from the moment it returns and closes its connections;
+// an invitation of its name is withdrawn.
 func (b *Broker) Revoke(ctx context.Context, edge, role, name string) error {
 	if !b.isReady() {
 		return ErrNotReady
@@ -264,7 +279,14 @@ func (b *Broker) Revoke(ctx context.Context, edge, role, name string) error {
 	if err := checkMemberID(id); err != nil {
 		return fmt.Errorf("broker: revoke: %w", err)
 	}
-	return b.members.Revoke(ctx, id)
+	invited := false
+	if b.enrolment != nil && id.Edge == b.enrolment.cfg.Edge && id.Role == identity.RoleNode {
+		var err error
+		if invited, err = b.enrolment.cancel(ctx, id.Name); err != nil {
+			return err
+		}
+	}
+	return b.members.Revoke(ctx, id, b.now(), invited)
 }
 
 // Members lists what the authority knows, one entry for each nkey.
@@ -386,6 +408,10 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	if addr := srv.ClusterAddr(); addr != nil {
 		b.clusterURL = clientURL(addr)
 	}
+	enrolled := func() {}
+	if b.enrolment != nil {
+		enrolled = b.enrolment.start(s, b.url)
+	}
 	b.health.set(nil)
 	close(b.ready)
 	b.log.Info(eventReady, slog.String("url", b.url))
@@ -393,6 +419,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	<-ctx.Done()
 	b.health.set(errStopping)
 	b.door.close()
+	enrolled()
 	s.stop()
 	shutdown()
 	b.log.Info(eventStopped)

@@ -19,6 +19,12 @@ const (
 	eventStoreMade  = "broker.store_made" // there was no store, so one was made
 	eventStoreFull  = "broker.store_full" // the store cannot be written, its disk is full or broken
 	eventRotated    = "broker.rotated"    // new certificates serve from now on
+	eventInvited    = "broker.invited"    // a machine may join, under a name
+	eventWithdrawn  = "broker.withdrawn"  // it may not any more
+	eventEnrolled   = "broker.enrolled"   // it has joined
+	eventNotJoined  = "broker.not_joined" // somebody asked to join and may not; the reason is a closed set
+	eventEnrolOpen  = "broker.enrol_open" // invited machines can ask
+	eventEnrolShut  = "broker.enrol_shut" // no invitation is open: they cannot
 	eventLeafReady  = "leaf.ready"        // Nodes are admitted, by the hub
 	eventLeafNear   = "leaf.hub_near"     // the hub is there
 	eventLeafAway   = "leaf.hub_away"     // it is not: nobody new comes in

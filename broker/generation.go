@@ -18,6 +18,7 @@ const (
 	bucketGenerations = "iop_generations"
 	bucketMembers     = "iop_members"
 	bucketStore       = "iop_store"
+	bucketInvitations = "iop_invitations"
 )
 
 // maxStore bounds what all Edges keep together.

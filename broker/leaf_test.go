@@ -544,7 +544,7 @@ func TestZ6HostileLeaf(t *testing.T) {
 		through()
 	}
 	// Notices come in order: had one of those passed, it would come before this.
-	f.b.members.Revoke(context.Background(), memberID{"edge2", identity.RoleNode, "n1"}) // the notice below says
+	f.b.members.Revoke(context.Background(), memberID{"edge2", identity.RoleNode, "n1"}, time.Now(), false) // the notice below says
 	if n := f.told(ctl2); n.Reason != "kicked" || n.Generation != session2.Gen {
 		t.Errorf("edge2 was told %v", n)
 	}

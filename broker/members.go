@@ -25,6 +25,8 @@ const maxNKeys = 2
 type member struct {
 	NKeys   []string `json:"nkeys"` // newest first
 	Revoked bool     `json:"revoked,omitempty"`
+	// RevokedAt: no invitation from before it is good for the name (B11).
+	RevokedAt time.Time `json:"revoked_at,omitzero"`
 	// The seed as it was last applied: a restart with the same file changes
 	// nothing that was learnt since.
 	Seed        []string `json:"seed,omitempty"`
@@ -121,40 +123,45 @@ var errConflict = errors.New("changed by others at the same time; try again")
 // change reads a member, lets fn change it and writes it back where nobody else
 // did meanwhile. fn returns false for no change.
 func (ms members) change(ctx context.Context, id memberID, fn func(m *member, found bool) (bool, error)) error {
+	return change(ctx, ms.kv, id.key(), "member", fn)
+}
+
+// change is that for a record of any kind, which what names.
+func change[T any](ctx context.Context, kv bucket, key, what string, fn func(v *T, found bool) (bool, error)) error {
 	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
-		var m member
-		e, err := ms.read(ctx, id)
+		var v T
+		e, err := patiently(ctx, kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return kv.Get(ctx, key) })
 		found := err == nil
 		switch {
 		case found:
-			if err := json.Unmarshal(e.Value(), &m); err != nil {
-				return fmt.Errorf("member %s: %w", id.key(), err)
+			if err := json.Unmarshal(e.Value(), &v); err != nil {
+				return fmt.Errorf("%s %s: %w", what, key, err)
 			}
 		case !errors.Is(err, jetstream.ErrKeyNotFound):
-			return fmt.Errorf("read member %s: %w", id.key(), err)
+			return fmt.Errorf("read %s %s: %w", what, key, err)
 		}
-		if changed, err := fn(&m, found); err != nil || !changed {
+		if changed, err := fn(&v, found); err != nil || !changed {
 			return err
 		}
-		value, err := json.Marshal(m)
+		value, err := json.Marshal(v)
 		if err != nil {
 			return err
 		}
-		_, err = patiently(ctx, ms.kv.led, func(ctx context.Context) (uint64, error) {
+		_, err = patiently(ctx, kv.led, func(ctx context.Context) (uint64, error) {
 			if found {
-				return ms.kv.Update(ctx, id.key(), value, e.Revision())
+				return kv.Update(ctx, key, value, e.Revision())
 			}
-			return ms.kv.Create(ctx, id.key(), value)
+			return kv.Create(ctx, key, value)
 		})
 		if err == nil {
 			return nil
 		}
 		if !isConflict(err) {
-			return fmt.Errorf("write member %s: %w", id.key(), err)
+			return fmt.Errorf("write %s %s: %w", what, key, err)
 		}
 		time.Sleep(pause) // the other's write may not be carried out yet
 	}
-	return fmt.Errorf("member %s: %w", id.key(), errConflict)
+	return fmt.Errorf("%s %s: %w", what, key, errConflict)
 }
 
 // Register adds an nkey to a name. The one before it stays good beside it, so
@@ -182,16 +189,48 @@ func (ms members) Register(ctx context.Context, in configs.Member) error {
 // ErrUnknownMember: no such name is registered.
 var ErrUnknownMember = errors.New("no such member is registered")
 
-// Revoke refuses a name from now on (B8).
-func (ms members) Revoke(ctx context.Context, id memberID) error {
+// Revoke refuses a name from now on (B8). One that is not there yet, but may be
+// in the next moment (expected), is refused then.
+func (ms members) Revoke(ctx context.Context, id memberID, now time.Time, expected bool) error {
 	return ms.change(ctx, id, func(m *member, found bool) (bool, error) {
-		if !found {
+		if !found && !expected {
 			return false, fmt.Errorf("%s: %w", id.key(), ErrUnknownMember)
 		}
-		changed := !m.Revoked
-		m.Revoked = true
-		return changed, nil
+		m.Revoked, m.RevokedAt = true, now
+		return true, nil
 	})
+}
+
+// Whoever was invited cannot be let in.
+var (
+	errTaken   = errors.New("the name is another machine's")
+	errRevoked = errors.New("the name was revoked after it was invited")
+)
+
+// Enrol makes an nkey the one of a name that was invited at a time. The name is
+// new, or was revoked before that.
+func (ms members) Enrol(ctx context.Context, id memberID, nkey string, invited time.Time) error {
+	return ms.change(ctx, id, func(m *member, _ bool) (bool, error) {
+		if err := m.enrols(nkey, invited); err != nil {
+			return false, err
+		}
+		if !m.Revoked && slices.Contains(m.NKeys, nkey) {
+			return false, nil
+		}
+		m.NKeys, m.Revoked, m.RevokedAt = []string{nkey}, false, time.Time{}
+		return true, nil
+	})
+}
+
+// enrols says why the nkey cannot have the name; nil: it can.
+func (m member) enrols(nkey string, invited time.Time) error {
+	switch {
+	case m.Revoked && !m.RevokedAt.Before(invited):
+		return errRevoked
+	case !m.Revoked && len(m.NKeys) > 0 && !slices.Contains(m.NKeys, nkey):
+		return errTaken
+	}
+	return nil
 }
 
 // List returns all, one entry for each nkey.

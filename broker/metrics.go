@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/iop-fabric/iop/broker/enrol"
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/subjects"
 )
@@ -21,6 +22,7 @@ type metrics struct {
 	callout     prometheus.Histogram
 	sessions    prometheus.Gauge
 	certificate prometheus.Gauge
+	enrolments  *prometheus.CounterVec
 }
 
 // The outcomes of a store request.
@@ -58,6 +60,12 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		certificate: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "iop_broker_certificate_expiry_timestamp_seconds", Help: "When the broker's certificate expires.",
 		}),
+		enrolments: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "iop_broker_enrolments_total", Help: "Requests of machines to join, by outcome.",
+		}, []string{"outcome"}),
+	}
+	for _, outcome := range enrol.Outcomes {
+		m.enrolments.WithLabelValues(string(outcome))
 	}
 	for _, role := range []identity.Role{identity.RoleNode, identity.RoleEdge, identity.RoleLeaf} {
 		m.admitted.WithLabelValues(string(role))
@@ -74,7 +82,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		}
 	}
 	var errs []error
-	for _, c := range []prometheus.Collector{m.admitted, m.refused, m.evicted, m.store, m.dropped, m.callout, m.sessions, m.certificate} {
+	for _, c := range []prometheus.Collector{m.admitted, m.refused, m.evicted, m.store, m.dropped, m.callout, m.sessions, m.certificate, m.enrolments} {
 		errs = append(errs, r.Register(c))
 	}
 	return m, errors.Join(errs...)

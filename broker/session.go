@@ -60,6 +60,7 @@ type service struct {
 	members     members
 	generations generations
 	store       store
+	invitations bucket // where machines are invited
 	led         *elections
 	clocks      clocks
 	resync      chan struct{} // one: members are to be read anew
@@ -235,16 +236,21 @@ func (s *service) openStores(ctx context.Context) error {
 		name     string
 		maxBytes int64
 		first    uint64
+		wanted   bool
 	}{
-		{&s.generations.kv, bucketGenerations, 0, firstGeneration(s.b.now())},
-		{&s.members.kv, bucketMembers, 0, 0},
-		{&s.store.kv, bucketStore, maxStore, 0},
+		{&s.generations.kv, bucketGenerations, 0, firstGeneration(s.b.now()), true},
+		{&s.members.kv, bucketMembers, 0, 0, true},
+		{&s.invitations, bucketInvitations, 0, 0, s.b.cfg.Enrolment != nil},
+		{&s.store.kv, bucketStore, maxStore, 0, true},
 	} {
+		if !b.wanted {
+			continue
+		}
 		var made bool
 		if *b.to, made, err = openBucket(ctx, js, s.led, b.name, b.maxBytes, s.b.replicas, b.first); err != nil {
 			return err
 		}
-		if made {
+		if made && b.name != bucketInvitations { // which holds nothing that is missed: they are made anew
 			s.b.log.Warn(eventStoreMade, slog.String("bucket", b.name), slog.Uint64("first", b.first))
 		}
 	}

@@ -73,6 +73,7 @@ func (b *Broker) applyDefaults() {
 	or(&b.TrustDomain, defaultTrustDomain)
 	or(&b.HeartbeatBound, wire.HeartbeatBound)
 	b.clusterDefaults()
+	b.Enrolment.applyDefaults()
 }
 
 func (e *Edge) applyDefaults() {
@@ -98,6 +99,7 @@ func (e *Edge) applyDefaults() {
 	for i := range e.Nodes {
 		e.Nodes[i].applyDefaults()
 	}
+	adapterDefaults(e.InvitedAdapters)
 }
 
 func (l *Limits) applyDefaults() {
@@ -112,9 +114,21 @@ func (l *Limits) applyDefaults() {
 }
 
 func (n *EdgeNode) applyDefaults() {
+	capacity := adapterDefaults(n.Adapters)
+	for i := range n.Providers {
+		p := &n.Providers[i]
+		if p.Adapter != "" && p.Target != "" {
+			or(&p.ID, p.Adapter+"/"+p.Target)
+		}
+		or(&p.Capacity, capacity[p.Adapter])
+	}
+}
+
+// adapterDefaults returns the adapters' capacities by name.
+func adapterDefaults(list []Adapter) map[string]int {
 	capacity := map[string]int{}
-	for i := range n.Adapters {
-		a := &n.Adapters[i]
+	for i := range list {
+		a := &list[i]
 		or(&a.Name, a.Type) // M1
 		switch a.Type {
 		case TypeDemo:
@@ -125,13 +139,7 @@ func (n *EdgeNode) applyDefaults() {
 		or(&a.Capacity, defaultCapacity)
 		capacity[a.Name] = a.Capacity
 	}
-	for i := range n.Providers {
-		p := &n.Providers[i]
-		if p.Adapter != "" && p.Target != "" {
-			or(&p.ID, p.Adapter+"/"+p.Target)
-		}
-		or(&p.Capacity, capacity[p.Adapter])
-	}
+	return capacity
 }
 
 func (n *Node) applyDefaults() {
@@ -153,7 +161,10 @@ func (f *File) resolvePaths(dir string) {
 	tls := func(t *TLS) { at(&t.Certificate, &t.Key, &t.CA) }
 	if b := f.Broker; b != nil {
 		tls(&b.TLS)
-		at(&b.StoreDir, &b.IssuerKey, &b.SystemKey, &b.CalloutKey, &b.ServiceKey)
+		at(&b.StoreDir, &b.IssuerKey, &b.SystemKey, &b.CalloutKey, &b.ServiceKey, &b.AdminToken.File)
+		if b.Enrolment != nil {
+			at(&b.Enrolment.CACertificate, &b.Enrolment.CAKey)
+		}
 		if b.Cluster != nil {
 			at(b.Cluster.paths()...)
 		}

@@ -73,6 +73,9 @@ func override(f *File, environ []string) environment {
 // keys where the Node runs in this process.
 func (f *File) variables() map[string]bool {
 	named := map[string]bool{}
+	if f.Broker != nil {
+		named[f.Broker.AdminToken.Env] = true
+	}
 	if f.Edge == nil {
 		return named
 	}
@@ -80,7 +83,7 @@ func (f *File) variables() map[string]bool {
 	for _, k := range f.Edge.Keys {
 		named[k.Env] = true
 	}
-	for _, n := range f.Edge.Nodes {
+	for _, n := range append(f.Edge.Nodes[:len(f.Edge.Nodes):len(f.Edge.Nodes)], EdgeNode{Adapters: f.Edge.InvitedAdapters}) {
 		for _, a := range n.Adapters {
 			named[a.StaticKeyName] = true
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +56,7 @@ func TestI1Faults(t *testing.T) {
 			"f.yaml:4: edge.queue: anchors and aliases are not used here; write the value out",
 			"f.yaml:5: edge.limits: anchors and aliases are not used here; write the value out",
 		}},
-		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, queue, limits, keep_alive, cors, answer_headers, tls, trusted_proxies, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
+		"merge":       {edge + "  <<: {name: x}\n", []string{"f.yaml:4: edge.<<: unknown key; want one of: name, listen, admin_listen, admin_token, trust_domain, broker, issuers, keys, models, retry_on, nodes, invited, invited_adapters, queue, limits, keep_alive, cors, answer_headers, tls, trusted_proxies, heartbeat_interval, heartbeat_bound, pending_bound, discover_interval, stop_grace"}},
 		"key no word": {edge + "  ? [a]\n  : b\n", []string{"f.yaml:4: edge: want a word as a key, got a list"}},
 		"number as text": {"broker:\nedge:\n  name: 7\n", []string{
 			"f.yaml:3: edge.name: want text; put the value in quotes", "f.yaml:3: edge.name: is required",
@@ -80,6 +81,19 @@ func TestI1Faults(t *testing.T) {
 			"f.yaml:4: edge.retry_on[3]: want a status from 400 to 599, or the word 5xx, got other text",
 			"f.yaml:4: edge.retry_on[4]: want a status from 400 to 599, or the word 5xx, got a list",
 			"f.yaml:4: edge.retry_on[5]: want a status from 400 to 599, or the word 5xx, got a number",
+		}},
+		"enrolment, made here": {broker + "  enrolment: {url: 'hub.example:8443'}\n", nil},
+		"enrolment, wrong": {broker + "  enrolment: {edge: A, listen: x, url: 'http://h', broker_urls: [h]}\n", []string{
+			`f.yaml:3: broker.enrolment.edge: name "A": use a-z, 0-9, '-' and '_', beginning with a letter or digit`,
+			"f.yaml:3: broker.enrolment.listen: want host:port, such as 127.0.0.1:8400",
+			"f.yaml:3: broker.enrolment.url: want host or host:port, such as hub.example:8443",
+			"f.yaml:3: broker.enrolment.broker_urls[0]: want tls://host:port and nothing else",
+		}},
+		"invited, off, with adapters": {edge + "  invited: false\n  invited_adapters: [{type: demo}]\n", []string{
+			"f.yaml:5: edge.invited_adapters: is for nodes that edge.invited: true takes in",
+		}},
+		"invited, a bad adapter": {edge + "  invited: true\n  invited_adapters: [{type: openai_compat}]\n", []string{
+			"f.yaml:5: edge.invited_adapters[0].base_url: is required",
 		}},
 		"keep-alive, hectic": {edge + "  keep_alive: {interval: 10ms}\n", []string{"f.yaml:4: edge.keep_alive.interval: must be at least 1s, or 0s for none"}},
 		"keep-alive, never":  {edge + "  keep_alive: {queued: true}\n", []string{"f.yaml:4: edge.keep_alive.queued: needs edge.keep_alive.interval, such as 15s"}},
@@ -339,7 +353,7 @@ func TestEveryVariableIsOneSetting(t *testing.T) {
 		}
 		seen[l.variable()] = l.path
 		// Each can be set, whatever its type.
-		f := &File{Broker: &Broker{Cluster: new(Cluster)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
+		f := &File{Broker: &Broker{Cluster: new(Cluster), Enrolment: new(Enrolment)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
 		v, ok := l.in(f)
 		if !ok {
 			t.Errorf("%s is not there", l.path)
@@ -465,5 +479,32 @@ func TestSingleNamesItself(t *testing.T) {
 	}
 	if _, err := NewSingle([]string{"IOP_EDGE_LISTN=x"}); err == nil || !strings.Contains(err.Error(), "IOP_EDGE_LISTEN") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A broker of its own that is to invite needs all of it.
+//
+// Contract: D3 B11
+func TestEnrolmentIsWhole(t *testing.T) {
+	b, err := os.ReadFile("samples/broker.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cut, want := range map[string]string{
+		"    edge: home ":                  "broker.enrolment.edge: is required",
+		"    url: ":                        "broker.enrolment.url: is required",
+		"    ca_certificate:":              "broker.enrolment.ca_certificate: is required",
+		"    ca_key:":                      "broker.enrolment.ca_key: is required",
+		"  admin_listen:":                  "broker.admin_token: needs broker.admin_listen",
+		"  admin_token:\n    file: secret": "broker.enrolment: needs broker.admin_listen and broker.admin_token",
+	} {
+		at := strings.Index(string(b), cut)
+		if at < 0 {
+			t.Fatalf("the sample holds no %q", cut)
+		}
+		end := at + len(cut) + strings.IndexByte(string(b[at+len(cut):]), '\n')
+		if _, err := Parse("f.yaml", slices.Concat(b[:at], b[end:])); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("without %q: %v, want one that says %q", cut, err, want)
+		}
 	}
 }

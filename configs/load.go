@@ -122,7 +122,7 @@ func (f *File) Validate() error { return f.validate().err() }
 // NewSingle is the configuration of a process that is broker, Edge and Node at
 // once and has no file: empty sections, and what the environment sets in them.
 func NewSingle(environ []string) (*File, error) {
-	file := &File{Broker: &Broker{}, Edge: &Edge{}, Node: &Node{}}
+	file := &File{Broker: &Broker{Enrolment: &Enrolment{}}, Edge: &Edge{}, Node: &Node{}}
 	env := override(file, environ)
 	if err := env.faults.err(); err != nil {
 		return nil, err

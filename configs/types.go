@@ -50,6 +50,10 @@ type Broker struct {
 	HeartbeatBound time.Duration `yaml:"heartbeat_bound"`
 	// AdminListen is where /healthz, /readyz and /metrics are; empty: nowhere.
 	AdminListen string `yaml:"admin_listen"`
+	// AdminToken lets an operator invite and revoke there; left out: nobody may.
+	AdminToken AdminToken `yaml:"admin_token"`
+	// Enrolment lets this broker invite machines (B11); left out: it does not.
+	Enrolment *Enrolment `yaml:"enrolment"`
 }
 
 // Member is one registered workload.
@@ -88,8 +92,14 @@ type Edge struct {
 	// whose group does not say so itself. None.
 	RetryOn Statuses   `yaml:"retry_on"`
 	Nodes   []EdgeNode `yaml:"nodes"`
-	Queue   Queue      `yaml:"queue"`
-	Limits  Limits     `yaml:"limits"`
+	// Invited takes in Nodes that are not in Nodes but prove themselves by a
+	// certificate of our CA: those that were invited. false; of `iop up` true.
+	Invited *bool `yaml:"invited"`
+	// InvitedAdapters is what such a Node runs: left out, the model servers on their
+	// usual ports, and the demo model while there is none.
+	InvitedAdapters []Adapter `yaml:"invited_adapters"`
+	Queue           Queue     `yaml:"queue"`
+	Limits          Limits    `yaml:"limits"`
 	// KeepAlive keeps slow streams from being taken for dead ones (E8).
 	KeepAlive KeepAlive `yaml:"keep_alive"`
 	CORS      CORS      `yaml:"cors"`

@@ -198,6 +198,17 @@ func (b *Broker) validate(v *validator, made bool) {
 	v.file("broker.service_key", b.ServiceKey, made)
 	v.positive("broker.heartbeat_bound", b.HeartbeatBound)
 	v.optionalListen("broker.admin_listen", b.AdminListen)
+	if b.AdminToken.Set() {
+		v.keySource("broker.admin_token", b.AdminToken.key())
+	}
+	switch {
+	case made: // it is invited over the Edge's listener
+	case b.AdminToken.Set() && b.AdminListen == "":
+		v.fault("broker.admin_token", "needs broker.admin_listen, such as 127.0.0.1:8401")
+	case b.Enrolment != nil && !b.AdminToken.Set():
+		v.fault("broker.enrolment", "needs broker.admin_listen and broker.admin_token: without them nobody can invite")
+	}
+	b.Enrolment.validate(v, made)
 	keys := unique{}
 	for _, edge := range slices.Sorted(maps.Keys(b.EdgeKeys)) {
 		path := "broker.edge_keys." + printable(edge)
@@ -357,7 +368,7 @@ func (e *Edge) validateNodes(v *validator) []string {
 		n, path := &e.Nodes[i], fmt.Sprintf("edge.nodes[%d]", i)
 		v.name(path+".name", n.Name)
 		names.add(v, path+".name", n.Name, "the name")
-		adapters := n.validateAdapters(v, path)
+		adapters := v.adapters(path+".adapters", n.Adapters)
 		ids := unique{}
 		for j, p := range n.Providers {
 			at := fmt.Sprintf("%s.providers[%d]", path, j)
@@ -366,15 +377,19 @@ func (e *Edge) validateNodes(v *validator) []string {
 			providers = append(providers, n.Name+"/"+p.ID)
 		}
 	}
+	v.adapters("edge.invited_adapters", e.InvitedAdapters)
+	if len(e.InvitedAdapters) > 0 && e.Invited != nil && !*e.Invited {
+		v.fault("edge.invited_adapters", "is for nodes that edge.invited: true takes in")
+	}
 	return providers
 }
 
-// validateAdapters returns the adapters' names.
-func (n *EdgeNode) validateAdapters(v *validator, path string) []string {
+// adapters returns the adapters' names.
+func (v *validator) adapters(path string, list []Adapter) []string {
 	var all []string
 	names := unique{}
-	for i, a := range n.Adapters {
-		at := fmt.Sprintf("%s.adapters[%d]", path, i)
+	for i, a := range list {
+		at := fmt.Sprintf("%s[%d]", path, i)
 		if v.required(at+".type", a.Type) {
 			v.oneOf(at+".type", a.Type, TypeOpenAICompat, TypeDemo)
 		}

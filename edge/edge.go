@@ -36,6 +36,8 @@ type Deps struct {
 	Dial    func(ctx context.Context, onError func(error)) (bus.Conn, error)
 	Log     *slog.Logger
 	Metrics *prometheus.Registry
+	// Admin serves further paths of the admin API, see admin.Config.Mount.
+	Admin map[string]http.Handler
 }
 
 // Edge is one gateway.

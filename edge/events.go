@@ -6,6 +6,7 @@ const (
 	eventStopping         = "edge.stopping"
 	eventStopped          = "edge.stopped"
 	eventNodeRegistered   = "node.registered"
+	eventNodeTakenIn      = "node.taken_in"
 	eventNodeRefused      = "node.refused"
 	eventNodeConnected    = "node.connected"
 	eventNodeDisconnected = "node.disconnected"

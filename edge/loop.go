@@ -90,6 +90,9 @@ type port interface {
 	connected(node string, gen uint64)
 	disconnected(node string, gen uint64, cause registry.Reason)
 	endAttempt(slot pool.Slot, cause string)
+	// takeIn makes nodes known that have proved themselves but are not configured,
+	// where that is wanted: all nodes' names, and the pool's configuration with them.
+	takeIn(proved []string) (nodes []string, cfg pool.Config, ok bool)
 }
 
 // loop owns the two cores.
@@ -135,6 +138,7 @@ func (l *loop) run(ctx context.Context) error {
 	for {
 		if items := l.in.take(); len(items) > 0 {
 			now := time.Now()
+			l.takeIn(now, items)
 			for i := range items {
 				l.handle(now, items[i])
 				items[i] = item{}
@@ -196,6 +200,28 @@ func (l *loop) handle(now time.Time, it item) {
 		l.stepRegistry(now, it.reg, it.regis)
 	default:
 		l.stepPool(now, it.pool)
+	}
+}
+
+// takeIn makes invited nodes known before their registrations are judged, in one
+// change for all that wait. What each registers as is what its connection, its
+// certificate and its nkey prove.
+func (l *loop) takeIn(now time.Time, items []item) {
+	var proved []string
+	for i := range items {
+		if items[i].regis == nil {
+			continue
+		}
+		if r, ok := items[i].reg.(registry.RegisterReceived); ok && r.Verified == nil && r.PayloadNode == r.Node {
+			proved = append(proved, r.Node)
+		}
+	}
+	if len(proved) == 0 {
+		return
+	}
+	if nodes, cfg, ok := l.port.takeIn(proved); ok {
+		l.stepRegistry(now, registry.ConfigChanged{Nodes: nodes}, nil)
+		l.stepPool(now, pool.SetConfig(cfg))
 	}
 }
 

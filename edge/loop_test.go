@@ -27,6 +27,8 @@ type fakePort struct {
 	ended []pool.Slot
 	beat  func()
 	ack   error
+	// invited is what takeIn answers with; nil: nobody is taken in.
+	invited func([]string) ([]string, pool.Config, bool)
 }
 
 func (p *fakePort) note(s string) {
@@ -61,6 +63,13 @@ func (p *fakePort) sendHeartbeat(string, uint64) {
 	if p.beat != nil {
 		p.beat()
 	}
+}
+
+func (p *fakePort) takeIn(proved []string) ([]string, pool.Config, bool) {
+	if p.invited == nil {
+		return nil, pool.Config{}, false
+	}
+	return p.invited(proved)
 }
 
 func (p *fakePort) endAttempt(s pool.Slot, _ string) {

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"log/slog"
+	"slices"
 
 	"github.com/iop-fabric/iop/edge/pool"
 	"github.com/iop-fabric/iop/edge/registry"
@@ -258,6 +259,33 @@ func (e *Edge) disconnected(node string, gen uint64, cause registry.Reason) {
 		delete(e.registered, node)
 	}
 	e.discovery.stop(node, gen)
+}
+
+// takeIn adds invited nodes to this Edge's own copy of the configuration, which the
+// loop alone reads once it runs.
+func (e *Edge) takeIn(proved []string) (names []string, cfg pool.Config, ok bool) {
+	if !e.cfg.TakesInvited() {
+		return nil, cfg, false
+	}
+	known := map[string]bool{}
+	for _, n := range e.cfg.Nodes {
+		known[n.Name] = true
+		names = append(names, n.Name)
+	}
+	nodes := slices.Clone(e.cfg.Nodes)
+	for _, name := range proved {
+		if known[name] {
+			continue
+		}
+		known[name] = true
+		names, nodes = append(names, name), append(nodes, e.cfg.InvitedNode(name))
+		e.log.LogAttrs(context.Background(), slog.LevelInfo, eventNodeTakenIn, slog.String("node", name))
+	}
+	if len(nodes) == len(e.cfg.Nodes) {
+		return nil, cfg, false
+	}
+	e.cfg.Nodes = nodes
+	return names, poolConfig(&e.cfg), true
 }
 
 func (e *Edge) endAttempt(slot pool.Slot, cause string) { e.dispatch.Fenced(slot, cause) }

@@ -16,7 +16,8 @@ func (e *Edge) adminHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", httpapi.AdminHandler(func() error { return nil }, e.checkReady, e.deps.Metrics))
 	mux.Handle("/api/", admin.New(admin.Config{
-		Edge: e.cfg.Name, Token: e.adminToken, Host: host, QueueDepth: e.cfg.Queue.Depth, QueueWait: e.cfg.Queue.Wait,
+		Guard: admin.Guard{Token: e.adminToken, Host: host, Listener: "edge.admin_listen"},
+		Edge:  e.cfg.Name, QueueDepth: e.cfg.Queue.Depth, QueueWait: e.cfg.Queue.Wait, Mount: e.deps.Admin,
 	}, e, e.now))
 	return mux
 }

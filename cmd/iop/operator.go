@@ -34,10 +34,7 @@ func newOperator(use, short, long string, part func(adminapi.Snapshot) any, prin
 	var o operator
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: noArgs,
-		Long: long + `
-
-Without a flag it asks the "iop up" of the default data folder; --data-dir names another folder, --config the file of
-an Edge of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`,
+		Long: long + "\n" + whomToAsk,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := o.client()
 			if err != nil {
@@ -54,14 +51,24 @@ an Edge of its own. From another machine: --url, with the token in --token-file 
 			return nil
 		},
 	}
+	o.flags(cmd)
+	return cmd
+}
+
+// whomToAsk ends the help of what asks a running process.
+const whomToAsk = `
+Without a flag it asks the "iop up" of the default data folder; --data-dir names another folder, --config the file of
+an Edge or a broker of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`
+
+// flags are those that say whom to ask.
+func (o *operator) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "data-dir", "", `data folder of the "iop up" to ask`)
-	f.StringVar(&o.file, "config", "", "configuration file of the Edge to ask")
-	f.StringVar(&o.url, "url", "", "admin listener of the Edge to ask, such as http://127.0.0.1:8401")
+	f.StringVar(&o.file, "config", "", "configuration file of the process to ask")
+	f.StringVar(&o.url, "url", "", "admin listener to ask, such as http://127.0.0.1:8401")
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the admin token")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "config", "url")
-	return cmd
 }
 
 // client finds the Edge to ask and the token to ask with.
@@ -111,27 +118,36 @@ func clientAt(dir string) (c adminapi.Client, err error) {
 	return c, nil
 }
 
-// clientOf is for the Edge of a configuration file.
+// clientOf is for the Edge of a configuration file, or else its broker.
 func clientOf(file string) (c adminapi.Client, err error) {
 	cfg, err := configs.LoadAny(file)
 	if err != nil {
 		return c, err
 	}
-	if cfg.Edge == nil {
-		return c, fmt.Errorf("%s: has no section edge, and only an Edge can be asked", file)
-	}
-	host, port, err := net.SplitHostPort(cfg.Edge.AdminListen)
+	var section, listen string
+	var token configs.AdminToken
 	switch {
+	case cfg.Edge != nil:
+		section, listen, token = "edge", cfg.Edge.AdminListen, cfg.Edge.AdminToken
+	case cfg.Broker != nil:
+		section, listen, token = "broker", cfg.Broker.AdminListen, cfg.Broker.AdminToken
+	default:
+		return c, fmt.Errorf("%s: has no section edge or broker, and only those can be asked", file)
+	}
+	host, port, err := net.SplitHostPort(listen)
+	switch {
+	case listen == "":
+		return c, fmt.Errorf("%s: %s.admin_listen is not set, so there is nothing to ask", file, section)
 	case err != nil:
-		return c, fmt.Errorf("%s: edge.admin_listen: %w", file, err)
+		return c, fmt.Errorf("%s: %s.admin_listen: %w", file, section, err)
 	case port == "0":
-		return c, fmt.Errorf("%s: edge.admin_listen has port 0, so its address is known to the Edge alone: name it with --url", file)
+		return c, fmt.Errorf("%s: %s.admin_listen has port 0, so its address is known to the process alone: name it with --url", file, section)
 	}
 	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
 		host = "127.0.0.1"
 	}
 	c.URL = "http://" + net.JoinHostPort(host, port)
-	c.Token, _ = cfg.Edge.AdminToken.Value() // its digest alone is no token
+	c.Token, _ = token.Value() // its digest alone is no token
 	return c, nil
 }
 

@@ -40,7 +40,7 @@ built-in demo model is offered while there is none. It prints the URL, a key and
 				return err
 			}
 			o.Folder = folder
-			for flag, addr := range map[string]string{"listen": o.Listen, "admin-listen": o.AdminListen, "broker-listen": o.BrokerListen} {
+			for flag, addr := range map[string]string{"listen": o.Listen, "admin-listen": o.AdminListen, "broker-listen": o.BrokerListen, "enrol-listen": o.EnrolListen} {
 				if _, _, err := net.SplitHostPort(addr); addr != "" && err != nil {
 					return usageError{fmt.Errorf("--%s %q: want host:port, such as 127.0.0.1:8400, or port 0 to have one picked", flag, addr)}
 				}
@@ -71,6 +71,8 @@ built-in demo model is offered while there is none. It prints the URL, a key and
 	f.StringVar(&o.Listen, "listen", "", "address for callers (default 127.0.0.1:8400; port 0 picks one)")
 	f.StringVar(&o.AdminListen, "admin-listen", "", "address for health and metrics (default 127.0.0.1:8401)")
 	f.StringVar(&o.BrokerListen, "broker-listen", "", "address nodes dial (default 127.0.0.1:4222)")
+	f.StringVar(&o.EnrolListen, "enrol-listen", "", "address invited machines dial to join; open only while one is invited (default port 8443, where nodes dial)")
+	f.StringVar(&o.EnrolURL, "enrol-url", "", "HOST[:PORT] at which other machines reach this one (default its own address)")
 	f.BoolVar(&o.Demo, "demo", false, "offer the demo model also beside real ones")
 	f.BoolVar(&asJSON, "json", false, "print one line of JSON when ready")
 	f.StringVar(&logLevel, "log-level", "", "debug, info, warn or error (default warn, or the file's)")

@@ -32,7 +32,7 @@ type fixedState struct {
 func (f *fixedState) State(context.Context) (State, error) { return f.state, f.err }
 
 func newAPI(source Source) *API {
-	return New(Config{Edge: "home", Token: sha256.Sum256([]byte(token)), Host: "edge.example", QueueDepth: 10, QueueWait: time.Minute},
+	return New(Config{Guard: Guard{Token: sha256.Sum256([]byte(token)), Host: "edge.example", Listener: "edge.admin_listen"}, Edge: "home", QueueDepth: 10, QueueWait: time.Minute},
 		source, func() time.Time { return epoch })
 }
 
@@ -89,7 +89,7 @@ func TestWhoMayAsk(t *testing.T) {
 			t.Errorf("%s: %v", name, w.Header())
 		}
 	}
-	open := New(Config{Edge: "home"}, &fixedState{}, time.Now)
+	open := New(Config{Guard: Guard{Listener: "edge.admin_listen"}, Edge: "home"}, &fixedState{}, time.Now)
 	if w := ask(open, func(r *http.Request) { r.Header.Set("Authorization", "Bearer ") }); w.Code != 403 || !strings.Contains(w.Body.String(), "edge.admin_token") {
 		t.Errorf("without a configured token: %d %s", w.Code, w.Body)
 	}

@@ -1,11 +1,13 @@
 package adminapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 )
@@ -26,32 +28,75 @@ func (c Client) Snapshot(ctx context.Context) (Snapshot, error) {
 	return s, c.get(ctx, "/api/v1/snapshot", &s)
 }
 
+// Invite lets a machine join under a name.
+func (c Client) Invite(ctx context.Context, in Invite) (Invited, error) {
+	var out Invited
+	return out, c.do(ctx, http.MethodPost, "/api/v1/invitations", in, &out)
+}
+
+// Invitations lists those there are.
+func (c Client) Invitations(ctx context.Context) ([]Invitation, error) {
+	var out struct {
+		Invitations []Invitation `json:"invitations"`
+	}
+	return out.Invitations, c.do(ctx, http.MethodGet, "/api/v1/invitations", nil, &out)
+}
+
+// CancelInvitation withdraws one.
+func (c Client) CancelInvitation(ctx context.Context, name string) error {
+	return c.do(ctx, http.MethodDelete, "/api/v1/invitations/"+url.PathEscape(name), nil, nil)
+}
+
+// Revoke refuses a member from now on, and closes what it has open.
+func (c Client) Revoke(ctx context.Context, role, name string) error {
+	return c.do(ctx, http.MethodPost, "/api/v1/members/"+url.PathEscape(role)+"/"+url.PathEscape(name)+"/revoke", struct{}{}, nil)
+}
+
 func (c Client) get(ctx context.Context, path string, into any) error {
+	return c.do(ctx, http.MethodGet, path, nil, into)
+}
+
+// do asks; what is nil is not sent, or not read.
+func (c Client) do(ctx context.Context, method, path string, send, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(c.URL, "/")+path, nil)
+	var body io.Reader
+	if send != nil {
+		b, err := json.Marshal(send)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.URL, "/")+path, body)
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Authorization", "Bearer "+c.Token)
+	if send != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("the Edge's admin listener does not answer: %w", err)
+		return fmt.Errorf("the admin listener does not answer: %w", err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return fmt.Errorf("%s%s: %w", c.URL, path, err)
 	}
-	if resp.StatusCode != http.StatusOK {
+	if resp.StatusCode/100 != 2 {
 		var e Error
 		if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
 			return fmt.Errorf("%s: %s", c.URL, e.Error.Message)
 		}
-		return fmt.Errorf("%s%s answers %s: is it an Edge's admin listener?", c.URL, path, resp.Status)
+		return fmt.Errorf("%s%s answers %s: is it an admin listener of iop?", c.URL, path, resp.Status)
+	}
+	if into == nil {
+		return nil
 	}
 	if err := json.Unmarshal(b, into); err != nil {
-		return fmt.Errorf("%s%s: the answer is not what an Edge gives: %w", c.URL, path, err)
+		return fmt.Errorf("%s%s: the answer is not what iop gives: %w", c.URL, path, err)
 	}
 	return nil
 }

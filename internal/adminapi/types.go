@@ -101,6 +101,35 @@ type Queue struct {
 	WaitMs int64 `json:"wait_ms"`
 }
 
+// Invitation lets one machine join, or did (B11).
+type Invitation struct {
+	Edge string `json:"edge"`
+	Name string `json:"name"`
+	// State is open, used, expired, cancelled or closed (too many wrong secrets).
+	State   string    `json:"state"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires"`
+	Used    time.Time `json:"used,omitzero"`
+}
+
+// Invite is the body of POST /api/v1/invitations.
+type Invite struct {
+	Name string `json:"name"`
+	// ExpiresInMs is how long the invitation is good; left out: 24 hours.
+	ExpiresInMs int64 `json:"expires_in_ms,omitempty"`
+}
+
+// Invited is its answer. The command holds the one-time secret, and is told once.
+type Invited struct {
+	Invitation
+	// Command is the one line for the new machine.
+	Command string `json:"command"`
+	// BrokerURLs is what the machine will dial once it has joined.
+	BrokerURLs []string `json:"broker_urls"`
+	// Warning says why the line may not do on another machine.
+	Warning string `json:"warning,omitempty"`
+}
+
 // Error is what an answer with a status of 400 or more holds.
 type Error struct {
 	Error struct {

@@ -72,9 +72,7 @@ func NewCA(trustDomain string, ttl time.Duration) (*CA, error) {
 	return &CA{cert: cert, key: seal(key)}, nil
 }
 
-// LoadCA reads ca.pem and ca.key from dir.
-func LoadCA(dir string) (*CA, error) {
-	certFile, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
+func loadCA(certFile, keyFile string) (*CA, error) {
 	certs, err := loadCertificates(certFile)
 	if err != nil {
 		return nil, fileError("CA certificate", certFile, err)

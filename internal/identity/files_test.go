@@ -257,9 +257,11 @@ func TestI5NothingPrintsKeys(t *testing.T) {
 		cert *Certificate
 		full Certificate
 		ca   CA
-	}{*w.user, w.node, *w.node, *w.ca}
+		key  Key
+	}{*w.user, w.node, *w.node, *w.ca, Key{key: w.node.key.key}}
 	values := []any{
-		w.user, *w.user, w.curve, w.issuer, w.node, *w.node, w.ca, *w.ca, w.node.TLS(), hidden, &hidden,
+		w.user, *w.user, w.curve, w.issuer, w.node, *w.node, w.ca, *w.ca, w.node.TLS(), hidden, &hidden, &Key{key: w.node.key.key},
+		Key{key: w.node.key.key},
 		[]*NKey{w.user},
 		map[string]Certificate{"c": *w.node},
 	}

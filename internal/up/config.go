@@ -2,6 +2,7 @@ package up
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"strings"
 
@@ -15,21 +16,14 @@ const (
 	DefaultNode = configs.DefaultNode
 )
 
-// Usual ports of local model servers: what `iop up` looks at (D2). They are all
-// adapters from the start; one that does not answer just lists no model.
-var localProviders = []struct{ name, url, profile string }{
-	{"ollama", "http://127.0.0.1:11434", configs.ProfileOllama},
-	{"vllm", "http://127.0.0.1:8000", configs.ProfileVLLM},
-	{"llamacpp", "http://127.0.0.1:8080", configs.ProfileLlamaCPP},
-	{"lmstudio", "http://127.0.0.1:1234", configs.ProfileOpenAI},
-}
-
 // Options are what the command line says.
 type Options struct {
 	Folder       Folder
 	Listen       string // "127.0.0.1:8400"
 	AdminListen  string // "127.0.0.1:8401"
 	BrokerListen string // "127.0.0.1:4222"
+	EnrolListen  string // port 8443 where the broker listens; while a machine is invited
+	EnrolURL     string // what invited machines dial: HOST[:PORT]
 	// Demo keeps the demo model also beside real ones.
 	Demo bool
 	// File is the operator's configuration, or nil.
@@ -85,6 +79,9 @@ func Config(o Options) (*configs.File, error) {
 	def(&broker.SystemKey, f.NKey("system"))
 	def(&broker.CalloutKey, f.NKey("callout"))
 	def(&broker.ServiceKey, f.NKey("service"))
+	if err := enrolment(broker, edgeName, o); err != nil {
+		return nil, err
+	}
 	broker.EdgeKeys = map[string]string{edgeName: public["edge"]}
 	broker.Members = append(broker.Members, configs.Member{Edge: edgeName, Role: "node", Name: nodeName, NKey: public["node"]})
 
@@ -109,6 +106,9 @@ func Config(o Options) (*configs.File, error) {
 	if !edge.Models.Auto && len(edge.Models.Groups) == 0 {
 		edge.Models.Auto = true
 	}
+	if edge.Invited == nil {
+		edge.Invited = new(true)
+	}
 	if err := addLocalNode(edge, nodeName, o.Demo); err != nil {
 		return nil, err
 	}
@@ -132,6 +132,47 @@ func Config(o Options) (*configs.File, error) {
 	return &out, nil
 }
 
+// enrolment lets machines join this fabric: the CA's key is at hand, unless the
+// operator's certificates are of another CA.
+func enrolment(b *configs.Broker, edge string, o Options) error {
+	e := orNew(b.Enrolment)
+	if b.TLS.Certificate != o.Folder.Certificate(identity.RoleBroker, "broker") && e.CAKey == "" {
+		b.Enrolment = nil
+		return nil
+	}
+	b.Enrolment = e
+	host, _, err := net.SplitHostPort(b.Listen)
+	if err != nil {
+		return fmt.Errorf("broker.listen: want host:port, such as 127.0.0.1:4222")
+	}
+	e.Edge = edge
+	set(&e.Listen, o.EnrolListen)
+	def(&e.Listen, net.JoinHostPort(host, configs.DefaultEnrolPort))
+	set(&e.URL, o.EnrolURL)
+	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
+		host = ownAddress()
+	}
+	def(&e.URL, host)
+	def(&e.CACertificate, o.Folder.CA())
+	def(&e.CAKey, o.Folder.CAKey())
+	return nil
+}
+
+// ownAddress is this machine's, where others most likely reach it: the one it
+// would use itself to reach the world. Nothing is sent to find out.
+func ownAddress() string {
+	if c, err := net.Dial("udp", "192.0.2.1:9"); err == nil { //nolint:noctx // it waits for nothing
+		defer c.Close() // nothing was sent
+		if a, ok := c.LocalAddr().(*net.UDPAddr); ok {
+			return a.IP.String()
+		}
+	}
+	if name, err := os.Hostname(); err == nil && name != "" {
+		return name
+	}
+	return "127.0.0.1"
+}
+
 // addLocalNode gives this process's node the local providers, unless the
 // operator named that node's adapters.
 func addLocalNode(edge *configs.Edge, name string, demo bool) error {
@@ -145,12 +186,7 @@ func addLocalNode(edge *configs.Edge, name string, demo bool) error {
 	if len(known) > 0 {
 		return fmt.Errorf("node.name %q is not among edge.nodes (%s): this process's node would have nothing to run", name, strings.Join(known, ", "))
 	}
-	n := configs.EdgeNode{Name: name}
-	for _, p := range localProviders {
-		n.Adapters = append(n.Adapters, configs.Adapter{Name: p.name, Type: configs.TypeOpenAICompat, BaseURL: p.url, Profile: p.profile})
-	}
-	n.Adapters = append(n.Adapters, configs.Adapter{Name: "demo", Type: "demo", Fallback: !demo})
-	edge.Nodes = append(edge.Nodes, n)
+	edge.Nodes = append(edge.Nodes, configs.EdgeNode{Name: name, Adapters: configs.LocalAdapters(demo)})
 	return nil
 }
 
@@ -158,20 +194,20 @@ func addLocalNode(edge *configs.Edge, name string, demo bool) error {
 // file, spelt out and with room to change it.
 func Sample(f Folder) string {
 	var adapters strings.Builder
-	for _, p := range localProviders {
+	for _, p := range configs.LocalProviders() {
 		fmt.Fprintf(&adapters, `        - name: %s
           type: openai_compat
           profile: %s
           base_url: %s
           capacity: 8 # requests at once; more wait
-`, p.name, p.profile, p.url)
+`, p.Name, p.Profile, p.BaseURL)
 	}
 	return fmt.Sprintf(`# iop on one host: iop up --data-dir %[1]s --config %[2]s
 # This is what "iop up" does without a file. What is left out has its default.
 log:
   level: warn # debug, info, warn, error
 broker:
-  listen: 127.0.0.1:4222
+  listen: 127.0.0.1:4222 # 0.0.0.0:4222 lets machines join that "iop invite" has invited
 edge:
   name: %[4]s
   listen: 127.0.0.1:8400
@@ -201,6 +237,9 @@ func quote(path string) string {
 	}
 	return path
 }
+
+// Quote makes a path that can be pasted into a shell.
+func Quote(path string) string { return quote(path) }
 
 // StartLine is the command that runs the folder's configuration.
 func (f Folder) StartLine() string {

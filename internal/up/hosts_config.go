@@ -2,6 +2,7 @@ package up
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -72,6 +73,12 @@ broker:
 		fmt.Fprintf(&s, "  leaf_listen: %q            # leaf brokers dial it, by mTLS\n", b.listen(leafOffset))
 	}
 	fmt.Fprintf(&s, "  # admin_listen: 127.0.0.1:8401   # /healthz, /readyz, /metrics; off by default\n")
+	host, _, _ := net.SplitHostPort(b.listen(0)) // made of the two
+	fmt.Fprintf(&s, `  # To invite machines ("iop invite") rather than name them below: set admin_listen, put authority/ca.key and a file
+  # admin-token (16 or more random characters) beside this file, both mode 0600, and take the # away. One broker does.
+  # admin_token: {file: admin-token}
+  # enrolment: {edge: %q, listen: %q, url: %q, ca_certificate: ca.pem, ca_key: ca.key, broker_urls: [%s]}
+`, p.Edge, net.JoinHostPort(host, configs.DefaultEnrolPort), net.JoinHostPort(b.host, configs.DefaultEnrolPort), p.urls(0))
 	if len(p.brokers) > 1 {
 		s.WriteString(p.clusterText(b))
 	}
@@ -116,6 +123,7 @@ edge:
     - name: first
       file: api-key
   models: auto                 # whatever the nodes' providers list
+  # invited: true              # take in machines that joined by "iop invite"
   nodes:                       # what each node is to run
 `, p.Edge, p.Edge, p.urls(0), tlsText, p.issuer)
 	for _, m := range p.members {
@@ -134,8 +142,8 @@ func (p *plan) edgeNodeText(m member) string {
 		s.WriteString("        - {name: demo, type: demo}\n")
 		return s.String()
 	}
-	for _, l := range localProviders {
-		fmt.Fprintf(&s, "        - {name: %s, type: openai_compat, profile: %s, base_url: %q}\n", l.name, l.profile, l.url)
+	for _, l := range configs.LocalProviders() {
+		fmt.Fprintf(&s, "        - {name: %s, type: openai_compat, profile: %s, base_url: %q}\n", l.Name, l.Profile, l.BaseURL)
 	}
 	s.WriteString("        - {name: demo, type: demo, fallback: true} # only while nothing else lists a model\n")
 	return s.String()

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +43,9 @@ func (f Folder) key(role identity.Role, name string) string {
 
 // CA is the certificate authority's certificate.
 func (f Folder) CA() string { return f.path("pki", "ca.pem") }
+
+// CAKey is its key: who has it makes members.
+func (f Folder) CAKey() string { return f.path("pki", "ca.key") }
 
 // NKey names the file of one nkey: issuer, system, callout, service, edge,
 // node, curve.
@@ -90,8 +95,8 @@ func Prepare(f Folder, edge, node string) error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("data folder: %w", err)
 		}
-		if st, err := os.Stat(dir); err == nil && st.Mode().Perm()&0o022 != 0 {
-			return fmt.Errorf("data folder: %s may be written by others (mode %04o), so its keys prove nothing: chmod 700 it", dir, st.Mode().Perm())
+		if err := checkPrivate(dir); err != nil {
+			return err
 		}
 	}
 	// A first start that was cut off leaves no mark, and is done again; after it,
@@ -128,6 +133,15 @@ func Prepare(f Folder, edge, node string) error {
 		return nil
 	}
 	return identity.WriteKeyFile(made, []byte("The keys of this folder were made whole. They belong together.\n"))
+}
+
+// checkPrivate refuses a folder of keys that others may write.
+func checkPrivate(dir string) error {
+	// Windows keeps access lists, not modes.
+	if st, err := os.Stat(dir); runtime.GOOS != "windows" && err == nil && st.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("data folder: %s may be written by others (mode %04o), so its keys prove nothing: chmod 700 it", dir, st.Mode().Perm())
+	}
+	return nil
 }
 
 // removeLeftovers removes what a write that was cut off left behind.
@@ -219,6 +233,42 @@ func brokerHosts() []string {
 		hosts = append(hosts, name)
 	}
 	return hosts
+}
+
+// maxHosts bounds the names of a certificate that is used at changing addresses.
+const maxHosts = 32
+
+// renewBroker signs the broker's certificate anew, for the same key, where it is
+// not good for a host that machines are told to dial it at.
+func renewBroker(f Folder, hosts ...string) error {
+	certFile, keyFile := f.Certificate(identity.RoleBroker, "broker"), f.key(identity.RoleBroker, "broker")
+	c, err := identity.LoadCertificate(certFile, keyFile)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(hosts, func(h string) bool { return c.Leaf.VerifyHostname(h) != nil }) {
+		return nil
+	}
+	hosts = append(hosts, brokerHosts()...)
+	hosts = append(hosts, c.Leaf.DNSNames...)
+	for _, ip := range c.Leaf.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	var unique []string
+	for _, h := range hosts {
+		if !slices.Contains(unique, h) && len(unique) < maxHosts {
+			unique = append(unique, h)
+		}
+	}
+	ca, err := ensureCA(f.path("pki"))
+	if err != nil {
+		return err
+	}
+	renewed, err := ca.Renew(c, unique, certLife)
+	if err != nil {
+		return err
+	}
+	return renewed.Save(certFile, keyFile)
 }
 
 // What a key of ours begins with, so that one that leaked is known for what it is.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/iop-fabric/iop/broker"
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/edge/admin"
 	"github.com/iop-fabric/iop/edge/httpapi"
 )
 
@@ -55,7 +56,11 @@ func RunBroker(ctx context.Context, cfg configs.Broker, log *slog.Logger, hangup
 	if err != nil {
 		return err
 	}
-	return runServer(ctx, b, "broker.admin_listen", cfg.AdminListen, metrics, log, hangup, func(admin string) {
+	api, err := brokerAPI(cfg, b)
+	if err != nil {
+		return err
+	}
+	return runServer(ctx, b, listener{"broker.admin_listen", cfg.AdminListen, api}, metrics, log, hangup, func(admin string) {
 		ready(ProcessInfo{Role: "broker", Name: cfg.Name, BrokerURL: b.ClientURL(), AdminURL: admin})
 	})
 }
@@ -67,7 +72,7 @@ func RunLeaf(ctx context.Context, cfg configs.Leaf, log *slog.Logger, hangup <-c
 	if err != nil {
 		return err
 	}
-	return runServer(ctx, l, "leaf.admin_listen", cfg.AdminListen, metrics, log, hangup, func(admin string) {
+	return runServer(ctx, l, listener{key: "leaf.admin_listen", addr: cfg.AdminListen}, metrics, log, hangup, func(admin string) {
 		ready(ProcessInfo{Role: "leaf", Name: cfg.Name, BrokerURL: l.ClientURL(), AdminURL: admin})
 	})
 }
@@ -79,15 +84,50 @@ func RunService(ctx context.Context, cfg configs.Service, log *slog.Logger, hang
 	if err != nil {
 		return err
 	}
-	return runServer(ctx, s, "service.admin_listen", cfg.AdminListen, metrics, log, hangup, func(admin string) {
+	return runServer(ctx, s, listener{key: "service.admin_listen", addr: cfg.AdminListen}, metrics, log, hangup, func(admin string) {
 		ready(ProcessInfo{Role: "service", Name: cfg.Name, AdminURL: admin})
 	})
 }
 
-func runServer(ctx context.Context, s server, key, listen string, metrics *prometheus.Registry, log *slog.Logger,
+// brokerAPI is the admin API of a broker with an admin token; nil: it has none.
+func brokerAPI(cfg configs.Broker, b *broker.Broker) (http.Handler, error) {
+	if !cfg.AdminToken.Set() || cfg.AdminListen == "" {
+		return nil, nil //nolint:nilnil // none is no error
+	}
+	token, err := cfg.AdminToken.Digest()
+	if err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	host, _, _ := net.SplitHostPort(cfg.AdminListen) // it was validated
+	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "")), nil
+}
+
+// edgeOf is the edge whose members an operator of this broker means: the one that
+// machines join, or the only one there is; empty: it cannot be told.
+func edgeOf(cfg configs.Broker) (edge string) {
+	if cfg.Enrolment != nil {
+		return cfg.Enrolment.Edge
+	}
+	for _, m := range cfg.Members {
+		if edge != "" && m.Edge != edge {
+			return ""
+		}
+		edge = m.Edge
+	}
+	return edge
+}
+
+// listener is an admin listener to be: the setting that names it, its address,
+// and what it serves below /api/.
+type listener struct {
+	key, addr string
+	api       http.Handler
+}
+
+func runServer(ctx context.Context, s server, at listener, metrics *prometheus.Registry, log *slog.Logger,
 	hangup <-chan os.Signal, tell func(admin string),
 ) error {
-	admin, err := listenAdmin(ctx, key, listen, metrics, func() error {
+	own, err := listenAdmin(ctx, at, metrics, func() error {
 		select {
 		case <-s.Ready():
 			return s.Healthy()
@@ -99,8 +139,8 @@ func runServer(ctx context.Context, s server, key, listen string, metrics *prome
 		return err
 	}
 	return runPart(ctx, part{
-		run: s.Run, ready: s.Ready(), admin: admin, hangup: hangup,
-		tell: func() { tell(admin.url()) },
+		run: s.Run, ready: s.Ready(), admin: own, hangup: hangup,
+		tell: func() { tell(own.url()) },
 		reload: func() {
 			if err := s.Reload(); err != nil {
 				log.LogAttrs(ctx, slog.LevelError, EventReloadFailed, slog.String("error", err.Error()))
@@ -131,7 +171,7 @@ func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, ready func
 	if err != nil {
 		return err
 	}
-	admin, err := listenAdmin(ctx, "node.admin_listen", cfg.AdminListen, metrics, func() error {
+	own, err := listenAdmin(ctx, listener{key: "node.admin_listen", addr: cfg.AdminListen}, metrics, func() error {
 		s := n.State()
 		switch {
 		case s.State == "ready":
@@ -147,8 +187,8 @@ func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, ready func
 	}
 	started := make(chan struct{})
 	close(started)
-	return runPart(ctx, part{run: n.Run, ready: started, admin: admin, tell: func() {
-		ready(ProcessInfo{Role: "node", Name: cfg.Name, AdminURL: admin.url()})
+	return runPart(ctx, part{run: n.Run, ready: started, admin: own, tell: func() {
+		ready(ProcessInfo{Role: "node", Name: cfg.Name, AdminURL: own.url()})
 	}})
 }
 
@@ -194,19 +234,24 @@ type adminListener struct {
 }
 
 // listenAdmin starts one; an empty address is none.
-func listenAdmin(ctx context.Context, key, addr string, metrics *prometheus.Registry, ready func() error) (*adminListener, error) {
-	if addr == "" {
+func listenAdmin(ctx context.Context, at listener, metrics *prometheus.Registry, ready func() error) (*adminListener, error) {
+	if at.addr == "" {
 		return nil, nil //nolint:nilnil // a listener that is off is nil, and its methods know
 	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", at.addr)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %s is in use by another program: choose another address, or port 0 to have one picked", key, addr)
+		return nil, fmt.Errorf("%s: %s is in use by another program: choose another address, or port 0 to have one picked", at.key, at.addr)
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w", key, err)
+		return nil, fmt.Errorf("%s: %w", at.key, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", httpapi.AdminHandler(func() error { return nil }, ready, metrics))
+	if at.api != nil {
+		mux.Handle("/api/", at.api)
 	}
 	a := &adminListener{l: l, done: make(chan struct{}), server: &http.Server{
-		Handler:           httpapi.AdminHandler(func() error { return nil }, ready, metrics),
+		Handler:           mux,
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 	}}
 	go func() {

@@ -72,6 +72,12 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 	if err != nil {
 		return err
 	}
+	if e := cfg.Broker.Enrolment; e != nil && cfg.Broker.TLS.Certificate == o.Folder.Certificate(identity.RoleBroker, "broker") {
+		host, _ := e.HostPort()
+		if err := renewBroker(o.Folder, host); err != nil {
+			return err
+		}
+	}
 	fabric, err := Build(cfg, log)
 	if err != nil {
 		return err
@@ -103,7 +109,7 @@ func (f *Fabric) Info(folder Folder) Info {
 		info.Models = append(info.Models, m.ID)
 	}
 	info.FoundNone = slices.Equal(info.Models, []string{demo.Model}) && len(f.cfg.Edge.Nodes) == 1 &&
-		len(f.cfg.Edge.Nodes[0].Adapters) == len(localProviders)+1
+		len(f.cfg.Edge.Nodes[0].Adapters) == len(configs.LocalProviders())+1
 	return info
 }
 
@@ -137,7 +143,9 @@ func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
 	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With(slog.String("role", "broker")), Metrics: f.Metrics, Now: time.Now}); err != nil {
 		return nil, err
 	}
-	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics}); err != nil {
+	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{
+		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name, cfg.Node.Name),
+	}); err != nil {
 		return nil, err
 	}
 	urls := func() []string {

@@ -45,6 +45,7 @@ var table = []layer{
 	{pkg: "agent/", may: []string{"internal/secret", "agent/"}},
 	{pkg: "adapters/", may: []string{"agent/", "internal/secret"}},
 	{pkg: "internal/bus/", may: with("internal/bus/", "subjects")},
+	{pkg: "broker/enrol", may: leaves, core: true},
 	{pkg: "broker/", may: with("subjects", "configs/", "broker/")},
 	{pkg: "edge/registry", may: leaves, core: true},
 	{pkg: "edge/pool", may: leaves, core: true},

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/up"
+)
+
+func newJoin() *cobra.Command {
+	var (
+		dir, logLevel   string
+		noStart, asJSON bool
+	)
+	cmd := &cobra.Command{
+		Use:   "join HOST:PORT TOKEN",
+		Short: "Join a fabric with the line that iop invite printed, and run its node",
+		Long: `Join a fabric as a node, with the one line that "iop invite" printed, and run the node in the foreground.
+
+The keys are made here, in the folder, and never leave it; the line is good once. Whom it dials is known by the line,
+not by its name. The same command again just starts the node; so does "iop join" alone. One that was cut off goes on
+where it was.
+
+HTTPS_PROXY is followed. To keep the line out of the list of processes, write - for TOKEN and give it on standard input.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 0 && len(args) != 2 {
+				return usageError{fmt.Errorf("join takes HOST:PORT and TOKEN, got %d arguments", len(args))}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			folder, err := joinFolder(dir)
+			if err != nil {
+				return err
+			}
+			errs := cmd.ErrOrStderr()
+			j := up.Join{Folder: folder, Tell: func(s string) { fmt.Fprintln(errs, "iop:", s) }}
+			if len(args) == 2 {
+				j.Authority, j.Token = args[0], args[1]
+			}
+			if j.Token == "-" {
+				if _, err := fmt.Fscan(cmd.InOrStdin(), &j.Token); err != nil {
+					return usageError{fmt.Errorf("no token on standard input: %w", err)}
+				}
+			}
+			if err := j.Check(); err != nil {
+				return err
+			}
+			unlock, err := up.Lock(folder)
+			if err != nil {
+				return err
+			}
+			defer unlock()
+			if err := j.Run(cmd.Context()); err != nil {
+				return err
+			}
+			cfg, err := configs.Load(folder.NodeConfig())
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if !asJSON {
+				fmt.Fprintf(out, "Joined as node %s of edge %s. Keys and configuration are in %s. For a service manager:\n\n  iop node --config %s\n\n",
+					cfg.Node.Name, cfg.Node.Edge, folder, up.Quote(folder.NodeConfig()))
+			}
+			if noStart {
+				if asJSON {
+					printProcess(out, up.ProcessInfo{Role: "node", Name: cfg.Node.Name}, true)
+				}
+				return nil
+			}
+			log, err := newLog(errs, cfg, logLevel, false)
+			if err != nil {
+				return err
+			}
+			return up.RunNode(cmd.Context(), *cfg.Node, log.With(slog.String("role", "node")), func(i up.ProcessInfo) { printProcess(out, i, asJSON) })
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&dir, "dir", "", "folder for keys and configuration (default $XDG_DATA_HOME/iop-node or ~/.local/share/iop-node)")
+	f.BoolVar(&noStart, "no-start", false, "join, and do not run the node")
+	f.BoolVar(&asJSON, "json", false, "print one line of JSON when it runs, or has joined")
+	f.StringVar(&logLevel, "log-level", "", "debug, info, warn or error (default info)")
+	return cmd
+}
+
+func joinFolder(dir string) (up.Folder, error) {
+	if dir == "" {
+		return up.DefaultJoinFolder()
+	}
+	return dataFolder(dir)
+}
