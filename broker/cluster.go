@@ -171,6 +171,8 @@ func (s *service) connections(m *nats.Msg) {
 	}
 	if next := resp.Data.Offset + len(resp.Data.Conns); len(resp.Data.Conns) > 0 && next < resp.Data.Total {
 		s.askConnections(resp.Server.ID, next)
+	} else {
+		s.send(event{kind: evListed, conn: connID{Server: resp.Server.ID}})
 	}
 }
 
@@ -227,9 +229,10 @@ func (s *service) waitOpen(ctx context.Context) error {
 	}
 }
 
-// waitCurrent waits until the home server's copies are what their leaders have.
-// Until then the next broker must not be stopped: with this one behind, half of
-// the rest would have to catch up before there is a leader again.
+// waitCurrent waits until the home server's copies are what their leaders have,
+// and it is known where the other services are. Until then the next broker must not
+// be stopped: with this one behind, half of the rest would have to catch up before
+// there is a leader again.
 func (s *service) waitCurrent(ctx context.Context) error {
 	if s.b.alone {
 		return nil
@@ -247,6 +250,9 @@ func (s *service) waitCurrent(ctx context.Context) error {
 }
 
 func (s *service) isCurrent(ctx context.Context) bool {
+	if v, ok := s.ask(event{kind: evSettled}); !ok || !v.ok {
+		return false
+	}
 	ctx, cancel := context.WithTimeout(ctx, operationBound)
 	defer cancel()
 	for _, account := range []string{accountSystem, accountAuth} { // the first says which the second has

@@ -210,3 +210,40 @@ func TestLiveProperties(t *testing.T) {
 		}
 	})
 }
+
+// Who speaks is settled once every server that is reached has said who is
+// connected to it; one that is new has to say it again.
+// Contract: Y2
+func TestLiveSettles(t *testing.T) {
+	core := newLive(time.Second)
+	core.Home("A")
+	if core.Settled() {
+		t.Error("settled before the home said whom it reaches")
+	}
+	core.Routes("A", []string{"B", "C"})
+	core.Listed("B")
+	if core.Settled() {
+		t.Error("settled without C")
+	}
+	asked := 0
+	for range 3 * askAgain {
+		for _, ef := range core.Routes("A", []string{"B", "C"}) {
+			if ef.kind != askServer || ef.conn.Server != "C" {
+				t.Errorf("effect %+v", ef)
+			}
+			asked++
+		}
+	}
+	if asked != 3 {
+		t.Errorf("C was asked %d times more, want 3", asked)
+	}
+	core.Listed("C")
+	if !core.Settled() {
+		t.Error("not settled")
+	}
+	core.ServerGone("C", reasonServerStopped)
+	core.Routes("A", []string{"B", "C"})
+	if core.Settled() {
+		t.Error("settled with what C said before it was gone")
+	}
+}

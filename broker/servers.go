@@ -24,6 +24,9 @@ const (
 	// lostAfter reads in a row without a server: one may fall between two
 	// connections of a route that is made anew.
 	lostAfter = 2
+	// askAgain reads in a row without an answer to who is connected there: it, or
+	// the question, was lost with a route.
+	askAgain = 8
 	// goneFor is how long a connection's end outlives what a slower list says.
 	goneFor = time.Minute
 	// staleAfter is when a silent session of another server is forgotten: the
@@ -42,6 +45,9 @@ type topology struct {
 	home     string                         // the server this service is connected to
 	services map[string]map[uint64]struct{} // by server: the connections of the services there
 	others   map[string]int                 // servers but the home: reads in a row that did not show them
+	listed   map[string]bool                // servers that have said who is connected to them
+	silent   map[string]int                 // reads that showed one that has not
+	read     bool                           // the home has said which others it reaches
 	gone     map[connID]time.Time           // connections whose end was heard, lately
 	who      map[connID]peer                // the processes behind the connections of Edges and leaves
 }
@@ -52,7 +58,7 @@ type peer struct {
 }
 
 func newTopology() topology {
-	return topology{services: map[string]map[uint64]struct{}{}, others: map[string]int{}, gone: map[connID]time.Time{}, who: map[connID]peer{}}
+	return topology{services: map[string]map[uint64]struct{}{}, others: map[string]int{}, listed: map[string]bool{}, silent: map[string]int{}, gone: map[connID]time.Time{}, who: map[connID]peer{}}
 }
 
 // Home says which server this service is connected to now.
@@ -69,6 +75,23 @@ func (l *live) note(server string) {
 	if _, known := l.others[server]; !known && server != l.home && server != "" {
 		l.others[server] = 0
 	}
+}
+
+// Listed says that a server has named all that is connected to it.
+func (l *live) Listed(server string) {
+	l.listed[server] = true
+	delete(l.silent, server)
+}
+
+// Settled reports whether all servers have said who is connected to them, and so
+// where the other services are. Before that two might speak of one server.
+func (l *live) Settled() bool {
+	for server := range l.others {
+		if !l.listed[server] {
+			return false
+		}
+	}
+	return l.read
 }
 
 // speaks reports whether this service acts on what happens at a server.
@@ -202,13 +225,18 @@ func (l *live) Routes(home string, reached []string) (out []effect) {
 		l.Home(home)
 		out = append(out, effect{kind: askServer, conn: connID{Server: home}})
 	}
+	l.read = true
 	there := map[string]bool{}
 	for _, server := range reached {
 		if server == home || server == "" || there[server] {
 			continue
 		}
 		there[server] = true
-		if misses, known := l.others[server]; !known || misses > 0 {
+		if !l.listed[server] {
+			l.silent[server]++
+		}
+		if misses, known := l.others[server]; !known || misses > 0 || l.silent[server] >= askAgain {
+			l.silent[server] = 0
 			out = append(out, effect{kind: askServer, conn: connID{Server: server}})
 		}
 		l.others[server] = 0
@@ -230,6 +258,8 @@ func (l *live) ServerGone(server, reason string) (out []effect) {
 		out = append(out, effect{kind: serverLost, conn: connID{Server: server}, reason: reason})
 	}
 	delete(l.others, server)
+	delete(l.listed, server)
+	delete(l.silent, server)
 	delete(l.services, server)
 	for _, id := range sortedIDs(l.nodes) {
 		n := l.nodes[id]

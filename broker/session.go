@@ -117,6 +117,8 @@ const (
 	evServiceConnected
 	evServiceDisconnected
 	evRoutes     // the servers that the home reaches
+	evListed     // a server has said all who are connected to it
+	evSettled    // is it known who speaks of which server?
 	evServerGone // a server says that it stops
 	evLeafOpened // a session's connection stands at a leaf
 	evLeafEnded  // it has ended
@@ -470,6 +472,10 @@ func (s *service) step(core *live, ev event) []effect {
 		core.ServiceDisconnected(ev.conn)
 	case evRoutes:
 		return core.Routes(ev.conn.Server, ev.servers)
+	case evListed:
+		core.Listed(ev.conn.Server)
+	case evSettled:
+		ev.reply <- verdict{ok: core.Settled()}
 	case evServerGone:
 		return core.ServerGone(ev.conn.Server, reasonServerStopped)
 	}
