@@ -255,7 +255,11 @@ func (s *service) isCurrent(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, operationBound)
 	defer cancel()
-	for _, account := range []string{accountSystem, accountAuth} { // the first says which the second has
+	missing, ok := s.copiesHere(ctx)
+	if !ok {
+		return false
+	}
+	for _, account := range []string{accountSystem, accountAuth} {
 		groups, err := s.raftGroups(ctx, account)
 		if err != nil {
 			return false
@@ -264,9 +268,40 @@ func (s *service) isCurrent(ctx context.Context) bool {
 			if group.Size > 1 && (group.Leader == "" || group.CatchingUp || group.Applied < group.Committed) {
 				return false
 			}
+			if account == accountAuth {
+				missing--
+			}
 		}
 	}
-	return true
+	return missing <= 0
+}
+
+// copiesHere counts the stores of which the home server is to have a copy; false:
+// one's leader does not say that it is there. The home may not know of it yet: with
+// a folder that was lost it begins with none, and nobody is elected by an empty copy.
+func (s *service) copiesHere(ctx context.Context) (copies int, ok bool) {
+	for _, b := range []bucket{s.generations.kv, s.members.kv, s.store.kv} {
+		info, err := b.info(ctx)
+		if err != nil || info.Cluster == nil || info.Cluster.Leader == "" {
+			return 0, false
+		}
+		if len(info.Cluster.Replicas) == 0 { // there is no other copy to be like
+			continue
+		}
+		here := info.Cluster.Leader == s.b.cfg.Name
+		for _, r := range info.Cluster.Replicas {
+			if r.Name == s.b.cfg.Name {
+				here = true
+				if !r.Current || r.Offline {
+					return 0, false
+				}
+			}
+		}
+		if here {
+			copies++
+		}
+	}
+	return copies, true
 }
 
 // errNoQuorum: what the authority knows cannot be read or written.

@@ -698,6 +698,21 @@ func TestClusterLastOneStops(t *testing.T) {
 	}
 }
 
+// Two brokers with one copy of each store are ready, too.
+func TestClusterOfTwo(t *testing.T) {
+	c := newCluster(t)
+	c.members = c.members[:2]
+	nodes := c.nodes(1)
+	for _, m := range c.members {
+		m.cfg.Cluster.Routes = m.cfg.Cluster.Routes[:2]
+	}
+	c.start()
+	if err := nodes[0].dial(0); err != nil {
+		t.Fatal(err)
+	}
+	nodes[0].nc.Close()
+}
+
 // One of three that lost its store gets it from the others before it is ready,
 // and makes none anew.
 // Contract: G1 Y2 B9
