@@ -77,7 +77,8 @@ fi
 core up -d >"$work/up.log" 2>&1 || { cat "$work/up.log"; bad "docker compose up"; core logs --no-color --tail=40; }
 
 url=http://$(core port edge 8400)/v1
-key=$(core logs --no-color init 2>/dev/null | grep -om1 'sk-iop-[A-Za-z0-9_-]*') || key=none
+# sed reads to the end: who stopped at the first match would break the pipe, and fail.
+key=$(core logs --no-color init 2>/dev/null | sed -n 's/.*\(sk-iop-[A-Za-z0-9_-]*\).*/\1/p' | sed -n 1p) && [ -n "$key" ] || key=none
 healthy() { [ "$(docker inspect -f '{{.State.Health.Status}}' "$(id "$1")")" = healthy ]; }
 stream() {
   curl -sN -m 20 "$url/chat/completions" -H "Authorization: Bearer $key" -H 'Content-Type: application/json' \
