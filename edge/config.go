@@ -64,10 +64,14 @@ func providerID(node string, p configs.Provider) string {
 	return node + "/" + p.ID
 }
 
-// nodePayload is what a node is told to run: adapters and limits, no secret and
-// no path (R7).
-func nodePayload(cfg *configs.Edge, name string, revision uint64) *iopv1.NodeConfigPayload {
-	out := &iopv1.NodeConfigPayload{Revision: revision, Runtime: &iopv1.NodeRuntimeConfig{}}
+// firstRevision is that of a session's first configuration; it rises within the
+// session.
+const firstRevision = 1
+
+// nodePayload is what a node is told to run when it registers: adapters and limits,
+// no secret and no path (R7).
+func nodePayload(cfg *configs.Edge, name string) *iopv1.NodeConfigPayload {
+	out := &iopv1.NodeConfigPayload{Revision: firstRevision, Runtime: &iopv1.NodeRuntimeConfig{}}
 	i := slices.IndexFunc(cfg.Nodes, func(n configs.EdgeNode) bool { return n.Name == name })
 	if i < 0 {
 		return out

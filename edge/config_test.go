@@ -23,7 +23,7 @@ func TestProfilesReachPoolAndNode(t *testing.T) {
 	if ops := adapters[1].Operations; !slices.Equal(ops, demoOperations) {
 		t.Errorf("demo: %v", ops)
 	}
-	payload := nodePayload(cfg, "n", 1)
+	payload := nodePayload(cfg, "n")
 	p := payload.GetAdapters()[0].GetOpenaiCompat().GetProtocolProfile()
 	if p.GetId() != "ollama" || p.GetRevision() == 0 || p.GetAuthHeader() != "Authorization" || p.GetAuthPrefix() != "Bearer " || p.GetModelsPath() != "/v1/models" {
 		t.Errorf("%v", p)

@@ -100,11 +100,11 @@ func TestTakeIn(t *testing.T) {
 	if all := len(configs.LocalAdapters(false)); count["desk"] != 1 || count["gpu1"] != all || count["gpu2"] != all {
 		t.Errorf("adapters: %v", count)
 	}
-	if n := len(nodePayload(&e.cfg, "gpu1", 1).GetAdapters()); n != len(configs.LocalAdapters(false)) {
+	if n := len(nodePayload(&e.cfg, "gpu1").GetAdapters()); n != len(configs.LocalAdapters(false)) {
 		t.Errorf("it is told to run %d adapters", n)
 	}
 	e.cfg.InvitedAdapters = []configs.Adapter{{Name: "one", Type: configs.TypeDemo}}
-	if e.takeIn([]string{"gpu3"}); len(nodePayload(&e.cfg, "gpu3", 1).GetAdapters()) != 1 {
+	if e.takeIn([]string{"gpu3"}); len(nodePayload(&e.cfg, "gpu3").GetAdapters()) != 1 {
 		t.Error("edge.invited_adapters is not what it runs")
 	}
 	if _, _, ok := e.takeIn([]string{"gpu1"}); ok {

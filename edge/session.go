@@ -175,13 +175,12 @@ func (e *Edge) sendRegisterAnswer(a registry.SendRegisterAnswer, r *registration
 		if r == nil {
 			return // a repeat whose answer is gone with an older session
 		}
-		// The revision rises within the session; a session's first is 1.
-		payload, err := nodePayload(&e.cfg, a.Node, 1).MarshalVT()
+		payload, err := nodePayload(&e.cfg, a.Node).MarshalVT()
 		if err != nil {
 			e.log.Error(eventNodeRefused, slog.String("node", a.Node), slog.String("reason", err.Error()))
 			return
 		}
-		signed, err := identity.SignConfig(e.cert, payload, r.nonce, 1)
+		signed, err := identity.SignConfig(e.cert, payload, r.nonce, firstRevision)
 		if err != nil {
 			e.log.Error(eventNodeRefused, slog.String("node", a.Node), slog.String("reason", err.Error()))
 			return
