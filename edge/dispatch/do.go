@@ -2,11 +2,13 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"strings"
 	"time"
 
+	"github.com/iop-fabric/iop/internal/bus"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
@@ -86,7 +88,9 @@ func (c *call) end(err *wire.Error) Result {
 	return c.res
 }
 
-// send publishes the request. An error means that nothing left Edge.
+// send publishes the request. An error means that nothing left Edge. While the
+// connection is away the request counts as lost with it: it goes out again once the
+// connection is back, within what the session outlives (J5).
 func (c *call) send(a *Attempt) *wire.Error {
 	if err := c.s.cutErr(); err != nil {
 		return err
@@ -118,7 +122,7 @@ func (c *call) send(a *Attempt) *wire.Error {
 	case len(data) > wire.MaxMessage:
 		return wire.Errorf(wire.Invalid, "the request's headers are too large")
 	}
-	if err := c.d.publish(c.s, subjects.Tunnel, data); err != nil {
+	if err := c.d.publish(c.s, subjects.Tunnel, data); err != nil && !errors.Is(err, bus.ErrAway) {
 		c.d.log.Warn(eventSendFailed, slog.String("run_id", a.RunID), slog.String("verb", string(subjects.Tunnel)), slog.Any("error", err))
 		return wire.Errorf(wire.Unreachable, "the broker does not take the request")
 	}

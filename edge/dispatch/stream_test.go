@@ -163,6 +163,33 @@ func TestConnectionLostAndRemade(t *testing.T) {
 	})
 }
 
+// A request that comes while the connection to the broker is away is not refused: it
+// goes out when the connection is back.
+//
+// Contract: J5 E6
+func TestRequestWaitsForTheConnection(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		r.edge.Leave()
+		a := r.attempt(n, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		pass(time.Second)
+		if n.count(subjects.Tunnel, a.RunID) != 0 {
+			t.Fatal("the connection is away")
+		}
+		r.edge.Restore()
+		synctest.Wait()
+		if n.count(subjects.Tunnel, a.RunID) == 0 {
+			t.Fatal("the request is lost")
+		}
+		n.send(a.RunID, whole("x"))
+		wantClass(t, p.wait(), "")
+		if r.how(a.Slot) != pool.ByTerminal {
+			t.Fatal(r.how(a.Slot))
+		}
+	})
+}
+
 // A cancel that was lost with the connection is sent again when it is back.
 //
 // Contract: T6 J5

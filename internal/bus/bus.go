@@ -32,6 +32,10 @@ var ErrClosed = errors.New("bus: connection closed")
 // ErrNoResponders is what Request answers when nobody subscribes the subject.
 var ErrNoResponders = errors.New("bus: nobody answers on this subject")
 
+// ErrAway is what publishing answers while a connection that comes back by itself
+// is lost: it is as if the message had been lost with it.
+var ErrAway = errors.New("bus: the connection is lost and comes back")
+
 // ErrTooLarge is what publishing answers for data larger than the bus carries.
 var ErrTooLarge = errors.New("bus: message too large")
 

@@ -137,6 +137,7 @@ type Conn struct {
 	// Under bus.mu.
 	subs []*sub
 	down bool // cut: everything either way is lost
+	away bool // and it knows
 	err  error
 }
 
@@ -188,6 +189,9 @@ func (c *Conn) publish(subject, reply string, data []byte) error {
 	}
 	if c.down {
 		b.stats.Dropped++
+		if c.away {
+			return bus.ErrAway
+		}
 		return nil // B3
 	}
 	m := message{from: c, subject: subject, reply: reply, data: data}
@@ -374,14 +378,21 @@ func (c *Conn) Cut() {
 	c.down = true
 }
 
-// Restore ends a Cut and says so on Reconnected.
+// Leave is a Cut that the connection knows of: publishing answers ErrAway.
+func (c *Conn) Leave() {
+	c.bus.mu.Lock()
+	defer c.bus.mu.Unlock()
+	c.down, c.away = true, true
+}
+
+// Restore ends a Cut, or a Leave, and says so on Reconnected.
 func (c *Conn) Restore() {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
 	if !c.down || c.err != nil {
 		return
 	}
-	c.down = false
+	c.down, c.away = false, false
 	select {
 	case c.reconnected <- struct{}{}:
 	default:

@@ -208,7 +208,7 @@ func (c *Conn) away() bool { return c.reconnects && !c.dialer.up.Load() }
 // Publish sends data; a nil error promises nothing (B3).
 func (c *Conn) Publish(subject string, data []byte) error {
 	if c.away() {
-		return mapError("publish", nats.ErrReconnectBufExceeded)
+		return bus.ErrAway
 	}
 	return mapError("publish", c.nc.Publish(subject, data))
 }
@@ -216,7 +216,7 @@ func (c *Conn) Publish(subject string, data []byte) error {
 // PublishRequest sends data with a reply subject for the no-responders notice.
 func (c *Conn) PublishRequest(subject, reply string, data []byte) error {
 	if c.away() {
-		return mapError("publish", nats.ErrReconnectBufExceeded)
+		return bus.ErrAway
 	}
 	return mapError("publish", c.nc.PublishRequest(subject, reply, data))
 }
@@ -312,6 +312,8 @@ func mapError(op string, err error) error {
 		return bus.ErrClosed
 	case errors.Is(err, nats.ErrNoResponders):
 		return bus.ErrNoResponders
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting):
+		return bus.ErrAway
 	case errors.Is(err, nats.ErrMaxPayload):
 		return bus.ErrTooLarge
 	default:
