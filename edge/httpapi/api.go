@@ -136,6 +136,9 @@ func (a *API) Server(h http.Handler) *http.Server {
 		IdleTimeout:       a.cfg.Limits.Idle,
 		MaxHeaderBytes:    a.cfg.Limits.Header,
 		ErrorLog:          log.New(serverLog{a.log}, "", 0),
+		// A stream's own deadline only queues a reset, which on a connection that takes
+		// no byte never goes out: the connection needs a bound of its own (E10).
+		HTTP2: &http.HTTP2Config{WriteByteTimeout: a.cfg.Limits.WriteStall},
 		// OPTIONS * is answered by h too, with its x-request-id.
 		DisableGeneralOptionsHandler: true,
 	}

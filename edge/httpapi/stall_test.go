@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -176,6 +177,77 @@ func TestHTTP2ASlowProviderIsNotTheCallersStall(t *testing.T) {
 		if b, err := io.ReadAll(resp.Body); err != nil || resp.ProtoMajor != 2 || string(b) != chunk+chunk+"data: [DONE]\n\n" {
 			t.Fatalf("%q %v", b, err)
 		}
+	})
+}
+
+// unread is a connection whose reader stops once told to.
+type unread struct {
+	net.Conn
+	stop chan struct{}
+	once sync.Once
+	shut chan struct{}
+}
+
+func (u *unread) Read(p []byte) (int, error) {
+	select {
+	case <-u.stop:
+		<-u.shut
+		return 0, net.ErrClosed
+	default:
+		return u.Conn.Read(p)
+	}
+}
+
+func (u *unread) Close() error {
+	u.once.Do(func() { close(u.shut) })
+	return u.Conn.Close()
+}
+
+// A caller that reads nothing of its connection any more, not even what tells it that
+// its streams are over, holds no place.
+//
+// Contract: E10 T6
+func TestHTTP2ACallerWhoReadsNothingOfItsConnectionIsGone(t *testing.T) {
+	inBubble(t, func(t *testing.T, p *pipes, runner *fakeRunner) {
+		conn := &unread{stop: make(chan struct{}), shut: make(chan struct{})}
+		transport := h2Client(p)
+		transport.DialContext = func(context.Context, string, string) (net.Conn, error) {
+			conn.Conn = p.dial()
+			return conn, nil
+		}
+		defer transport.CloseIdleConnections()
+		ended := make(chan error, 2)
+		runner.answer = func(_ context.Context, _ dispatch.Attempt, w dispatch.Writer) dispatch.Result {
+			err := w.Start(200, fields(eventStream...))
+			<-conn.stop
+			for p := make([]byte, 1<<16); err == nil; err = w.Body(p) {
+			}
+			ended <- err
+			return dispatch.Result{Started: true, Err: wire.Errorf(wire.Cancelled, "caller gone")}
+		}
+		for range 2 {
+			req, err := http.NewRequestWithContext(t.Context(), "POST", "http://x/v1/chat/completions", strings.NewReader(streamChat))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer "+goodKey)
+			resp, err := transport.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+		}
+		start := time.Now()
+		close(conn.stop)
+		for range 2 {
+			if err := <-ended; err == nil {
+				t.Error("no error")
+			}
+		}
+		if took := time.Since(start); took < 2*time.Minute || took > 6*time.Minute {
+			t.Errorf("given up after %v", took)
+		}
+		conn.Close()
 	})
 }
 
