@@ -15,14 +15,14 @@ import (
 )
 
 // Bounds of one model list. A list is read within listBound whatever its
-// provider does (A47), and a provider that hung misses times in a row is taken
-// to list nothing.
+// provider does (A47), and a provider that hung or failed allowedMisses times in a
+// row is taken to list nothing.
 const (
-	listBound    = 3 * time.Second
-	listBytes    = 1 << 20
-	listModels   = 1000
-	listName     = 256
-	allowedHangs = 3
+	listBound     = 3 * time.Second
+	listBytes     = 4 << 20
+	listModels    = 1000
+	listName      = 256
+	allowedMisses = 3
 )
 
 // listSlots is where the ids of slots begin that the pool knows nothing of: a
@@ -107,12 +107,12 @@ func (d *discovery) stop(node string, gen uint64) {
 
 func (d *discovery) watch(ctx context.Context, node string, gen uint64, adapters []string) {
 	var round sync.WaitGroup
-	hangs := make([]int, len(adapters))
+	misses := make([]int, len(adapters))
 	tick := time.NewTicker(d.interval)
 	defer tick.Stop()
 	for {
 		for i, adapter := range adapters {
-			round.Go(func() { d.ask(ctx, node, gen, adapter, &hangs[i]) })
+			round.Go(func() { d.ask(ctx, node, gen, adapter, &misses[i]) })
 		}
 		round.Wait()
 		if ctx.Err() != nil {
@@ -127,10 +127,11 @@ func (d *discovery) watch(ctx context.Context, node string, gen uint64, adapters
 	}
 }
 
-// ask reads one list. What the provider itself says stands: no answer to a
-// connection, or an error status, is an empty list. Where it only hangs, the
-// last list stands for a while.
-func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter string, hangs *int) {
+// ask reads one list. What stands in it is what the provider offers, and one where
+// nobody listens offers nothing. Where it hangs or fails, its last list stands for
+// a while; where the fabric is at fault, or the Node stops, it stands for good: the
+// session's end says the rest (P6, P9).
+func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter string, misses *int) {
 	bound, cancel := context.WithTimeoutCause(ctx, listBound, context.DeadlineExceeded)
 	defer cancel()
 	w := &listWriter{}
@@ -141,43 +142,87 @@ func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter st
 	if ctx.Err() != nil {
 		return
 	}
-	if res.Err != nil && res.Err.Class == wire.Deadline {
-		if *hangs++; *hangs < allowedHangs {
-			return
+	switch v := verdictOf(res, w.status); v {
+	case listGiven:
+		*misses = 0
+		targets, left := parseModels(w.body)
+		if left > 0 {
+			d.tell(ctx, slog.LevelWarn, node, adapter, slog.Int("left_out", left))
 		}
-	} else {
-		*hangs = 0
-	}
-	var targets []string
-	if res.Err == nil && w.status == 200 {
-		targets = parseModels(w.body)
-	} else if res.Err == nil || res.Err.Class != wire.Unreachable {
-		attrs := []slog.Attr{slog.String("node", node), slog.String("adapter", adapter), slog.Int("status", w.status)}
+		d.adopt(node, gen, adapter, targets)
+	case listGone:
+		*misses = 0
+		d.adopt(node, gen, adapter, nil)
+	case listMissed:
+		attrs := []slog.Attr{slog.Int("status", w.status)}
 		if res.Err != nil {
 			attrs = append(attrs, slog.String("class", string(res.Err.Class)))
 		}
-		d.log.LogAttrs(ctx, slog.LevelDebug, eventListFailed, attrs...)
+		if *misses++; *misses < allowedMisses {
+			return
+		}
+		if *misses == allowedMisses {
+			d.tell(ctx, slog.LevelInfo, node, adapter, attrs...)
+		}
+		d.adopt(node, gen, adapter, nil)
+	case listUnasked:
 	}
-	d.adopt(node, gen, adapter, targets)
 }
 
-// parseModels reads the OpenAI list shape; what is no usable name is left out.
-func parseModels(body []byte) []string {
+func (d *discovery) tell(ctx context.Context, level slog.Level, node, adapter string, attrs ...slog.Attr) {
+	d.log.LogAttrs(ctx, level, eventListFailed, append([]slog.Attr{slog.String("node", node), slog.String("adapter", adapter)}, attrs...)...)
+}
+
+// verdict says what an attempt to read a list tells of the provider.
+type verdict int
+
+const (
+	listGiven   verdict = iota
+	listGone            // nobody listens there: the Node itself says so
+	listMissed          // it hung, or answered something else
+	listUnasked         // it was not asked: nothing is known of it
+)
+
+func verdictOf(res dispatch.Result, status int) verdict {
+	switch {
+	case res.Err == nil && status == 200:
+		return listGiven
+	case res.Err == nil || res.Err.Class == wire.Deadline:
+		return listMissed
+	case !res.Acked: // no word of the Node: the fabric's own trouble
+		return listUnasked
+	}
+	switch res.Err.Class {
+	case wire.Unreachable:
+		return listGone
+	case wire.Provider, wire.Stalled, wire.Protocol:
+		return listMissed
+	default: // the Node stops, is full, or has ended
+		return listUnasked
+	}
+}
+
+// parseModels reads the OpenAI list shape. What is no usable name is left out, and
+// so is what is too many; left counts the latter.
+func parseModels(body []byte) (out []string, left int) {
 	var list struct {
 		Data []struct {
 			ID string `json:"id"`
 		} `json:"data"`
 	}
 	if json.Unmarshal(body, &list) != nil {
-		return nil
+		return nil, 0
 	}
-	var out []string
 	for _, m := range list.Data {
-		if usableModel(m.ID) && len(out) < listModels {
+		switch {
+		case !usableModel(m.ID):
+		case len(out) < listModels:
 			out = append(out, m.ID)
+		default:
+			left++
 		}
 	}
-	return out
+	return out, left
 }
 
 func usableModel(id string) bool {

@@ -277,12 +277,12 @@ func TestInboxIsBoundedForPeers(t *testing.T) {
 
 // Contract: P1
 func TestParseModels(t *testing.T) {
-	got := parseModels([]byte(`{"object":"list","data":[{"id":"a/b:7b"},{"id":""},{"id":"line\nfeed"},{"id":"sp ace"}]}`))
+	got, _ := parseModels([]byte(`{"object":"list","data":[{"id":"a/b:7b"},{"id":""},{"id":"line\nfeed"},{"id":"sp ace"}]}`))
 	if len(got) != 2 || got[0] != "a/b:7b" || got[1] != "sp ace" {
 		t.Errorf("%q", got)
 	}
 	for _, bad := range []string{"", "<html>", `{"data":"x"}`, `[]`} {
-		if got := parseModels([]byte(bad)); got != nil {
+		if got, _ := parseModels([]byte(bad)); got != nil {
 			t.Errorf("%q: %q", bad, got)
 		}
 	}
