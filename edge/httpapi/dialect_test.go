@@ -251,6 +251,16 @@ func TestA09EveryDialectHasItsEnd(t *testing.T) {
 		{"responses failed", "/v1/responses", responseCreated + completed("failed"), true},
 		{"responses of another look", "/v1/responses", "data: {}\n\n", true},
 		{"completions cut", "/v1/completions", "data: {\"object\":\"text_completion\"}\n\n", false},
+		{"messages cut, CR", "/v1/messages", strings.ReplaceAll(messageStart+messageDelta, "\n", "\r"), false},
+		{"messages whole, CR", "/v1/messages", strings.ReplaceAll(messageStart+messageStop, "\n", "\r"), true},
+		{"messages cut, after a BOM", "/v1/messages", "\ufeff" + messageStart, false},
+		{"chat cut, after a BOM", "/v1/chat/completions", "\ufeff" + chunk, false},
+		{"chat whole, CR", "/v1/chat/completions", strings.ReplaceAll(chunk+done, "\n", "\r"), true},
+		{"chat whole, many comments after", "/v1/chat/completions", chunk + done + strings.Repeat(": ping\n\n", 40), true},
+		{"chat whole, no blank", "/v1/chat/completions", chunk + "data:[DONE]\n\n", true},
+		{"chat whole, last line open", "/v1/chat/completions", chunk + "data: [DONE]", true},
+		{"chat cut, its text says the end", "/v1/chat/completions", chunk + "data: {\"choices\":[{\"delta\":{\"content\":\"data: [DONE]\"}}]}\n\n", false},
+		{"chat cut, a comment says the end", "/v1/chat/completions", chunk + ": data: [DONE]\n\n", false},
 		{"completions whole", "/v1/completions", "data: {\"object\":\"text_completion\"}\n\ndata: [DONE]\n\n", true},
 	} {
 		for _, size := range []int{1, 7, 100_000} {
@@ -274,6 +284,38 @@ func TestA09EveryDialectHasItsEnd(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A stream of which nothing comes but its end tells its caller that it failed: in an
+// event where its head is out, and else by its status.
+//
+// Contract: E4 E6 E12
+func TestAStreamOfNothingIsAFailure(t *testing.T) {
+	for path, event := range map[string]string{
+		"/v1/chat/completions": `data: {"error":{`, "/v1/completions": `data: {"error":{`,
+		"/v1/responses": "event: error\ndata: {", "/v1/messages": "event: error\ndata: {",
+	} {
+		f := newFixture(t)
+		f.runner.answer = says(200, fields(eventStream...))
+		resp, body := f.do("POST", path, streamChat)
+		if resp.StatusCode != 200 || !strings.HasPrefix(body, event) || !strings.HasSuffix(body, "\n\n") {
+			t.Errorf("%s: %d %q", path, resp.StatusCode, body)
+		}
+		if l := f.logged(1); l["class"] != "provider" {
+			t.Errorf("%s: logged %v", path, l)
+		}
+	}
+	f := newFixture(t)
+	f.runner.answer = says(200, fields("Content-Type", "text/event-stream", "Content-Length", "0", "X-Own", "a"))
+	resp, body := f.chat(streamChat)
+	if f.wantError(resp, body, 502, "provider_error"); resp.Header.Get("X-Own") != "" {
+		t.Errorf("%v", resp.Header)
+	}
+	// Of an error the status says enough: it is the provider's answer.
+	f.runner.answer = says(503, fields(eventStream...))
+	if resp, body := f.chat(streamChat); resp.StatusCode != 503 || body != "" {
+		t.Errorf("%d %q", resp.StatusCode, body)
 	}
 }
 

@@ -20,11 +20,11 @@ func isEventStream(h http.Header) bool {
 	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
 }
 
-// eventWatch keeps the first and last bytes of an event stream; the events
-// themselves are not read.
+// eventWatch keeps the first and last bytes of an event stream, and looks at the
+// beginnings of its lines; the events themselves are not read.
 type eventWatch struct {
 	head    [512]byte
-	tail    [256]byte
+	tail    [4]byte // as much as two line ends take
 	headLen int
 	tailLen int
 	dialect dialect
@@ -50,42 +50,63 @@ func (e *eventWatch) add(p []byte) {
 }
 
 // lineWatch sees what the beginnings of lines tell: the first and the last event of
-// a stream with named events, and a provider's own error. It keeps the beginning of
-// the line at hand.
+// a stream with named events, the end of one without, and a provider's own error. It
+// keeps the beginning of the line at hand.
 type lineWatch struct {
 	marks  *marks // nil: the dialect's events have no names
 	line   [96]byte
 	n      int
+	later  bool // a line ended
 	begun  bool // the dialect's first event was seen
 	ended  bool // and its last
 	failed bool // an error of the provider's
 }
 
-// add looks at the beginning of each line, however the bytes are cut.
+// add looks at the beginning of each line, however the bytes are cut. Lines end in LF,
+// CR or both; the empty one that is then seen between the two tells nothing.
 func (w *lineWatch) add(p []byte) {
-	for len(p) > 0 {
-		line, rest, whole := bytes.Cut(p, newline)
-		w.n += copy(w.line[w.n:], line)
-		if !whole {
-			return
+	for more := true; more; {
+		var upToLF []byte
+		upToLF, p, more = bytes.Cut(p, lf)
+		for open := true; open; {
+			var line []byte
+			line, upToLF, open = bytes.Cut(upToLF, cr)
+			w.n += copy(w.line[w.n:], line)
+			if open || more {
+				w.endLine()
+			}
 		}
-		w.endLine()
-		p = rest
 	}
 }
 
-var newline = []byte("\n")
+var (
+	lf, cr  = []byte("\n"), []byte("\r")
+	bom     = []byte("\ufeff") // event streams may begin with one
+	dataTag = []byte("data:")
+	doneTag = []byte("[DONE]")
+)
 
 func (w *lineWatch) endLine() {
 	line := w.line[:w.n]
+	if !w.later {
+		w.later, line = true, bytes.TrimPrefix(line, bom)
+	}
 	w.n = 0
 	if w.marks == nil {
+		w.ended = w.ended || tellsDone(line)
 		w.failed = w.failed || tellsError(line)
 		return
 	}
 	w.begun = w.begun || seenIn(line, w.marks.first)
 	w.ended = w.ended || seenIn(line, w.marks.last)
 	w.failed = w.failed || seenIn(line, w.marks.failed)
+}
+
+// tellsDone reports whether a line is the end of a stream whose events have no names.
+// Within the text of a model the same letters are no line of their own.
+func tellsDone(line []byte) bool {
+	v, ok := bytes.CutPrefix(line, dataTag)
+	return ok && bytes.Equal(bytes.TrimSpace(v), doneTag)
 }
 
 // errorsToldAs is how servers that speak OpenAI's dialect begin an event that is
@@ -111,7 +132,8 @@ func (e *eventWatch) whole() bool {
 	if e.lines.marks != nil {
 		return e.lines.ended
 	}
-	return e.lines.failed || bytes.Contains(e.tail[:e.tailLen], []byte("[DONE]"))
+	w := &e.lines
+	return w.failed || w.ended || tellsDone(w.line[:w.n]) // its line end may be yet to come
 }
 
 // unfinished reports whether a stream that ended speaks its dialect and lacks
@@ -126,11 +148,14 @@ func (e *eventWatch) unfinished() bool {
 	return (bytes.Contains(head, []byte(`"chat.completion.chunk"`)) || bytes.Contains(head, []byte(`"text_completion"`))) && !e.whole()
 }
 
+// empty reports whether nothing came at all.
+func (e *eventWatch) empty() bool { return e.tailLen == 0 }
+
 // failure is the dialect's error event, begun on a line of its own wherever the
 // provider's bytes stopped.
 func (e *eventWatch) failure(why reason, detail, id string) []byte {
 	var b []byte
-	if lines := e.newlines(); e.tailLen > 0 {
+	if lines := e.newlines(); !e.empty() {
 		for range 2 - lines {
 			b = append(b, '\n')
 		}
@@ -139,7 +164,7 @@ func (e *eventWatch) failure(why reason, detail, id string) []byte {
 }
 
 // between reports whether nothing but whole events came so far.
-func (e *eventWatch) between() bool { return e.tailLen == 0 || e.newlines() == 2 }
+func (e *eventWatch) between() bool { return e.empty() || e.newlines() == 2 }
 
 // newlines counts the line ends, up to two, that the stream ends with.
 func (e *eventWatch) newlines() (n int) {

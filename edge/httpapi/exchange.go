@@ -191,6 +191,9 @@ func (x *exchange) Start(status int, header []*iopv1.Header) error {
 	shown := h["X-Request-Id"]
 	clear(h) // of an attempt before this one
 	length, fault := fromProvider(h, header)
+	if fault == nil && status == http.StatusOK && length == 0 && isEventStream(h) {
+		fault = wire.Errorf(wire.Provider, "the answer is a stream without an event")
+	}
 	if fault != nil {
 		clear(h)
 		h["X-Request-Id"] = shown

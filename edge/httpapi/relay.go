@@ -222,7 +222,7 @@ func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
 	}
 	switch {
 	case x.fault != nil:
-		return brokenAnswer
+		return reasonOfClass(x.fault.Class)
 	case x.broken != nil:
 		return callerGone
 	case result.Err == nil && x.firstByte.IsZero():
@@ -230,6 +230,8 @@ func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
 	case result.Err == nil && x.length >= 0 && x.sent < x.length && !x.bodiless:
 		x.cut = true
 		return brokenAnswer
+	case result.Err == nil && x.events != nil && x.status == http.StatusOK && x.events.empty():
+		return reason(wire.Provider) // told in an event: never a 200 without bytes (E6)
 	case result.Err == nil && x.events != nil && x.named.stream && x.events.unfinished():
 		x.cut = true
 		return reason(wire.Provider)
