@@ -43,6 +43,9 @@ type Config struct {
 // ConfigOf is what an Edge's configuration says of its callers, whose keys were
 // read already. It reads the certificate, where there is one.
 func ConfigOf(cfg *configs.Edge, keys []Key) (Config, error) {
+	if err := checkKeys(keys); err != nil {
+		return Config{}, err
+	}
 	c := Config{
 		Limits: cfg.Limits, Keys: keys, RetryOn: cfg.RetryOn, Models: cfg.Models.Groups, KeepAlive: cfg.KeepAlive,
 		Origins: cfg.CORS.AllowedOrigins, OptInHeaders: cfg.AnswerHeaders, Proxies: cfg.Proxies(),

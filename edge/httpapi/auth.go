@@ -3,6 +3,7 @@ package httpapi
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,19 @@ type Key struct {
 	Models []string // what it may name; empty: all
 }
 
+// checkKeys refuses one key for two principals: whom a request is then of, whose limits
+// hold and who is counted would be chance.
+func checkKeys(keys []Key) error {
+	of := make(map[[sha256.Size]byte]string, len(keys))
+	for _, k := range keys {
+		if first, ok := of[k.Digest]; ok {
+			return fmt.Errorf("edge: keys: %.128q and %.128q have the same key; each principal needs its own", first, k.Name)
+		}
+		of[k.Digest] = k.Name
+	}
+	return nil
+}
+
 // DigestOf returns what Key.Digest holds for an API key.
 func DigestOf(apiKey string) [sha256.Size]byte { return sha256.Sum256([]byte(apiKey)) }
 
@@ -22,7 +36,7 @@ func DigestOf(apiKey string) [sha256.Size]byte { return sha256.Sum256([]byte(api
 type keyState struct {
 	principal string
 	digest    [sha256.Size]byte
-	models    map[string]bool // nil: all
+	models    map[string]bool // untagged; nil: all
 	streams   atomic.Int64
 }
 
@@ -31,13 +45,22 @@ func newKeyState(k Key) *keyState {
 	if len(k.Models) > 0 {
 		s.models = make(map[string]bool, len(k.Models))
 		for _, m := range k.Models {
-			s.models[m] = true
+			s.models[untagged(m)] = true
 		}
 	}
 	return s
 }
 
-func (k *keyState) allows(model string) bool { return k.models == nil || k.models[model] }
+func (k *keyState) allows(model string) bool { return k.models == nil || k.models[untagged(model)] }
+
+// untagged is the one spelling of a model that may be named with and without its
+// ":latest", as the pool finds it.
+func untagged(model string) string {
+	if name, ok := strings.CutSuffix(model, ":latest"); ok && !strings.Contains(name, ":") {
+		return name
+	}
+	return model
+}
 
 // enter takes one of limit streams (0: no bound); leave gives it back.
 func (k *keyState) enter(limit int) bool {
