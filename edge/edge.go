@@ -176,15 +176,6 @@ func (e *Edge) Run(ctx context.Context) error {
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 	}
 	serve(admin, e.admin)
-	if e.bus, err = e.deps.Dial(ctx, e.busError); err != nil {
-		if ctx.Err() != nil { // told to stop while it dialled
-			err = nil
-		} else {
-			err = fmt.Errorf("edge: broker: %w", err)
-		}
-		return errors.Join(err, admin.Close(), servers.Wait())
-	}
-	defer e.bus.Close()
 
 	names := make([]string, len(e.cfg.Nodes))
 	for i, n := range e.cfg.Nodes {
@@ -193,15 +184,9 @@ func (e *Edge) Run(ctx context.Context) error {
 	reg := registry.New(registry.Config{Nodes: names, HeartbeatBound: e.cfg.HeartbeatBound, PendingBound: e.cfg.PendingBound})
 	e.loop = newLoop(reg, pool.New(), e, e.cfg.HeartbeatInterval, e.log, e.metrics)
 	e.loop.in.put(item{isPool: true, pool: pool.SetConfig(poolConfig(&e.cfg))}, false)
-	e.dispatch = dispatch.New(dispatch.Config{Edge: e.cfg.Name, StreamMemory: e.cfg.Limits.Streams}, dispatch.Deps{
-		Bus: e.bus, Return: e.loop.returnSlot, Misbehaved: e.misbehaved, Log: e.log, Metrics: e.deps.Metrics,
-	})
-	e.discovery = newDiscovery(e.dispatch, func(node string) []string { return listed(&e.cfg, node) },
-		func(node string, gen uint64, adapter string, targets []string) {
-			e.loop.in.put(item{isPool: true, pool: pool.AdoptTargets(node, gen, adapter, targets)}, false)
-		}, e.cfg.DiscoverInterval, e.log)
+	// Callers too: they wait in the queue until a node is there (P9).
 	api := httpapi.New(e.callers, httpapi.Deps{
-		Pool: e.loop, Runner: e.dispatch, Log: e.log, Metrics: e.deps.Metrics, Now: e.now,
+		Pool: callersPool{e.loop, e.ready}, Runner: e, Log: e.log, Metrics: e.deps.Metrics, Now: e.now,
 	})
 
 	// Parts outlive ctx: stop ends them in order.
@@ -212,32 +197,24 @@ func (e *Edge) Run(ctx context.Context) error {
 	defer stopLoop()
 	var parts, loops errgroup.Group
 	loops.Go(func() error { return e.loop.run(loopCtx) })
-	parts.Go(func() error { return e.dispatch.Run(partCtx) })
-	e.discovery.open(partCtx)
-	parts.Go(func() error { return e.discovery.run(partCtx) })
-	parts.Go(func() error { return e.watchOffers(partCtx) })
-	for range verifiers {
-		parts.Go(func() error { return e.verifyRegistrations(partCtx) })
-	}
-	if err := e.subscribe(ctx); err != nil {
-		stopParts()
-		stopLoop()
-		return errors.Join(err, parts.Wait(), loops.Wait(), admin.Close(), servers.Wait())
-	}
-
 	callers := api.Server(api.Handler())
 	answers, cutAnswers := context.WithCancelCause(base)
 	defer cutAnswers(nil)
 	callers.BaseContext = func(net.Listener) context.Context { return answers }
 	serve(callers, netutil.LimitListener(e.listener, connectionLimit(e.cfg.Limits.Connections)))
-	e.log.LogAttrs(ctx, slog.LevelInfo, eventStarted, slog.String("listen", e.Addr()), slog.String("admin", e.AdminAddr()))
-	close(e.ready)
 
-	select {
-	case <-ctx.Done():
-	case <-failed:
-	case <-e.bus.Closed():
-		err = fmt.Errorf("edge: the connection to the broker ended for good: %w", e.bus.Err())
+	switch err = e.connect(ctx, partCtx, &parts); {
+	case err == nil:
+		e.log.LogAttrs(ctx, slog.LevelInfo, eventStarted, slog.String("listen", e.Addr()), slog.String("admin", e.AdminAddr()))
+		close(e.ready)
+		select {
+		case <-ctx.Done():
+		case <-failed:
+		case <-e.bus.Closed():
+			err = fmt.Errorf("edge: the connection to the broker ended for good: %w", e.bus.Err())
+		}
+	case ctx.Err() != nil: // told to stop while it dialled
+		err = nil
 	}
 	e.log.LogAttrs(ctx, slog.LevelInfo, eventStopping)
 	err = errors.Join(err, e.stop(base, callers, admin, cutAnswers), servers.Wait())
@@ -245,7 +222,59 @@ func (e *Edge) Run(ctx context.Context) error {
 	err = errors.Join(err, parts.Wait())
 	stopLoop()
 	err = errors.Join(err, loops.Wait())
+	if e.bus != nil {
+		e.bus.Close()
+	}
 	e.log.LogAttrs(base, slog.LevelInfo, eventStopped)
+	return err
+}
+
+// connect dials the broker, however long it takes to appear, and starts what needs
+// it. Nothing reads bus, dispatch or discovery before a node speaks, which is after.
+func (e *Edge) connect(ctx, partCtx context.Context, parts *errgroup.Group) (err error) {
+	if e.bus, err = e.deps.Dial(ctx, e.busError); err != nil {
+		return fmt.Errorf("edge: broker: %w", err)
+	}
+	e.dispatch = dispatch.New(dispatch.Config{Edge: e.cfg.Name, StreamMemory: e.cfg.Limits.Streams}, dispatch.Deps{
+		Bus: e.bus, Return: e.loop.returnSlot, Misbehaved: e.misbehaved, Log: e.log, Metrics: e.deps.Metrics,
+	})
+	e.discovery = newDiscovery(e.dispatch, func(node string) []string { return listed(&e.cfg, node) },
+		func(node string, gen uint64, adapter string, targets []string) {
+			e.loop.in.put(item{isPool: true, pool: pool.AdoptTargets(node, gen, adapter, targets)}, false)
+		}, e.cfg.DiscoverInterval, e.log)
+	parts.Go(func() error { return e.dispatch.Run(partCtx) })
+	e.discovery.open(partCtx)
+	parts.Go(func() error { return e.discovery.run(partCtx) })
+	parts.Go(func() error { return e.watchOffers(partCtx) })
+	for range verifiers {
+		parts.Go(func() error { return e.verifyRegistrations(partCtx) })
+	}
+	return e.subscribe(ctx)
+}
+
+// Do implements dispatch.Runner: a slot is granted only once a node is ready, so
+// dispatch is there.
+func (e *Edge) Do(ctx context.Context, a dispatch.Attempt, w dispatch.Writer) dispatch.Result {
+	return e.dispatch.Do(ctx, a, w)
+}
+
+// callersPool is the loop as callers meet it: before the Edge has its broker no model
+// is unknown, for nobody could have listed one.
+type callersPool struct {
+	*loop
+	ready <-chan struct{}
+}
+
+// Acquire implements httpapi.Pool.
+func (p callersPool) Acquire(ctx context.Context, want *httpapi.Want, grant *httpapi.Grant) error {
+	err := p.loop.Acquire(ctx, want, grant)
+	if errors.Is(err, pool.ErrUnknownModel) {
+		select {
+		case <-p.ready:
+		default:
+			return pool.ErrNoProvider
+		}
+	}
 	return err
 }
 
@@ -276,7 +305,9 @@ func (e *Edge) stop(base context.Context, callers, admin *http.Server, cut conte
 	defer cancelAsk()
 	e.loop.in.put(item{reg: registry.Stopped{}}, false)
 	err = errors.Join(err, e.loop.ask(ask, func() {}))
-	_ = e.bus.Flush(ask) // where the broker is gone already, nobody is left to be told
+	if e.bus != nil {
+		_ = e.bus.Flush(ask) // where the broker is gone already, nobody is left to be told
+	}
 	return err
 }
 

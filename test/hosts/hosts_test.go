@@ -1,6 +1,7 @@
 package hosts
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"syscall"
@@ -204,4 +205,55 @@ func TestEdgeFinishesWhatRuns(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	n1.stop()
+}
+
+// An Edge whose broker is not there yet answers its callers all the same: it lists
+// what there is, and who names a model waits for it, and is served once broker and
+// Node have come.
+//
+// Contract: P9 E7 S1
+func TestCallersBeforeTheBroker(t *testing.T) {
+	f := newFabric(t, 1, "n1")
+	edge := f.start("edge")
+	ask := func(path string) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+f.net+"100:8400"+path, nil)
+		must(t, err)
+		req.Header.Set("Authorization", "Bearer "+f.key)
+		return f.client.Do(req)
+	}
+	edge.log.AwaitEvent(t, "edge.dial_failed")
+	resp, err := ask("/v1/models")
+	must(t, err)
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 || !strings.Contains(string(b), `"n1"`) {
+		t.Errorf("%d %s %v", resp.StatusCode, b, err)
+	}
+	f.providers["n1"].Next(fakeprovider.JSON(200, `{"waited":1}`)...)
+	type answer struct {
+		status int
+		body   string
+		err    error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		resp, err := f.call(t.Context(), "n1", false)
+		if err != nil {
+			got <- answer{err: err}
+			return
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		got <- answer{resp.StatusCode, string(b), err}
+	}()
+	f.start("broker-1")
+	f.start("node-n1")
+	select {
+	case a := <-got:
+		if a.err != nil || a.status != 200 || a.body != `{"waited":1}` {
+			t.Errorf("%+v", a)
+		}
+	case <-time.After(ioptest.Hang):
+		t.Error("who came before the broker waits for ever")
+	}
+	edge.stop()
 }
