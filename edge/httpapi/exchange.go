@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -43,10 +44,11 @@ type exchange struct {
 	waited  time.Duration
 	asked   time.Time // when it last asked for a place
 
-	retryOn configs.Statuses // the model's
-	others  bool             // another attempt may be made elsewhere
-	holding *heldAnswer      // of the attempt at hand
-	held    *heldAnswer      // of the last attempt that had a whole one
+	retryOn configs.Statuses        // the model's
+	others  bool                    // another attempt may be made elsewhere
+	giveUp  context.CancelCauseFunc // ends the attempt at hand; nil: its answer is not kept back
+	holding *heldAnswer             // of the attempt at hand
+	held    *heldAnswer             // of the last attempt that had a whole one
 
 	alive     *keepAlive // nil: off
 	keptAlive bool       // it committed the answer
@@ -275,6 +277,9 @@ func (x *exchange) write(p []byte) error {
 	if h := x.holding; h != nil {
 		if h.add(p) || x.keptAlive {
 			return nil
+		}
+		if !h.inTime() {
+			return errLate
 		}
 		x.holding = nil
 		if err := x.release(h); err != nil {

@@ -1,16 +1,26 @@
 package httpapi
 
 import (
+	"context"
 	"maps"
 	"net/http"
+	"time"
 
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
 // maxHeld is how much of a provider's answer is kept back. What says that a
 // request failed is far shorter; a longer answer is the caller's at once.
 const maxHeld = 64 << 10
+
+// heldWait bounds how long the rest of such an answer may take. Nobody waits longer
+// for the words of a failure while somebody else could serve.
+const heldWait = 5 * time.Second
+
+// errLate ends an attempt whose answer was kept back for so long.
+var errLate = wire.Errorf(wire.Stalled, "the rest of the provider's refusal did not come in time")
 
 // heldAnswer is a provider's whole answer of which the caller saw nothing yet,
 // for another provider may give a better one (Q5). It is the caller's when none
@@ -21,7 +31,11 @@ type heldAnswer struct {
 	trailer http.Header
 	grant   Grant
 	usage   *iopv1.Usage
+	timer   *time.Timer // gives the attempt up; nil: nothing does
 }
+
+// inTime ends the wait for the rest; false: it was over, and the attempt is given up.
+func (h *heldAnswer) inTime() bool { return h.timer == nil || h.timer.Stop() }
 
 // answerHead is an answer's status and headers, as they go to the caller.
 type answerHead struct {
@@ -66,9 +80,24 @@ func (p *retryPolicy) on(model string) configs.Statuses {
 	return p.other
 }
 
-// hold keeps an answer back.
+// hold keeps an answer back, where another provider may serve for no longer than
+// heldWait.
 func (x *exchange) hold(head answerHead) {
 	x.holding = &heldAnswer{head: head, grant: x.granted}
+	if giveUp := x.giveUp; giveUp != nil && !x.keptAlive {
+		x.holding.timer = time.AfterFunc(heldWait, func() { giveUp(errLate) })
+	}
+}
+
+// bounded is the context of an attempt whose answer may be kept back; end is called
+// when the attempt is over.
+func (x *exchange) bounded(ctx context.Context) (bound context.Context, end func()) {
+	if x.giveUp = nil; !x.others || len(x.retryOn) == 0 {
+		return ctx, func() {}
+	}
+	bound, giveUp := context.WithCancelCause(ctx)
+	x.giveUp = giveUp
+	return bound, func() { giveUp(nil) }
 }
 
 // add keeps p, if there is room for it.

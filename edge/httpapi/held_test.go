@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -228,6 +229,60 @@ func TestAModelsOwnPolicyGoesBeforeTheEdges(t *testing.T) {
 	for model, want := range map[string][2]bool{"silent": {true, false}, "other": {true, false}, "none": {false, false}, "own": {false, true}, "own:latest": {false, true}} {
 		if got := [2]bool{p.on(model).Has(429), p.on(model).Has(503)}; got != want {
 			t.Errorf("%s: %v", model, got)
+		}
+	}
+}
+
+// A refusal whose rest does not come keeps nobody from the provider that is free.
+//
+// Contract: Q5 H6
+func TestAnAnswerThatDoesNotEndIsNotKeptBackForEver(t *testing.T) {
+	for name, rest := range map[string]string{"silence": "", "too much, too late": strings.Repeat("x", maxHeld)} {
+		for second, want := range map[string]struct {
+			answer answerFunc
+			status int
+		}{"good": {says(200, nil, "good"), 200}, "unreachable": {unreachable, 502}} {
+			t.Run(name+", then "+second, func(t *testing.T) {
+				var begun, ended time.Time
+				answers := map[uint64]answerFunc{1: func(ctx context.Context, _ dispatch.Attempt, w dispatch.Writer) dispatch.Result {
+					begun = time.Now()
+					_ = w.Start(429, nil)
+					_ = w.Body([]byte("x"))
+					select {
+					case <-ctx.Done():
+					case <-time.After(time.Hour):
+						return dispatch.Result{Started: true, Err: wire.Errorf(wire.Deadline, "late")}
+					}
+					ended = time.Now()
+					if rest == "" {
+						return dispatch.Result{Started: true, Err: wire.AsError(context.Cause(ctx))}
+					}
+					if w.Body([]byte(rest)) == nil {
+						t.Error("was taken")
+					}
+					return dispatch.Result{Started: true, Err: wire.Errorf(wire.Cancelled, "caller gone")}
+				}, 2: want.answer}
+				fp := &fakePool{acquire: func(_ context.Context, w Want) (Grant, error) {
+					id := uint64(len(w.Avoid) + 1)
+					if id > 2 {
+						return Grant{}, pool.ErrNoProvider
+					}
+					return Grant{Slot: pool.Slot{ID: id, Provider: fmt.Sprint("p", id), Node: "n", Target: "t"}, Others: int(2 - id)}, nil
+				}}
+				inBubbleWith(t, Config{RetryOn: configs.Statuses{{First: 429, Last: 429}}}, fp, func(t *testing.T, p *pipes, runner *fakeRunner) {
+					runner.answer = func(ctx context.Context, a dispatch.Attempt, w dispatch.Writer) dispatch.Result {
+						return answers[a.Slot.ID](ctx, a, w)
+					}
+					conn := p.dial()
+					defer conn.Close()
+					if resp, body := callAs(t, conn, "/v1/chat/completions", plainChat); resp.StatusCode != want.status {
+						t.Errorf("%d %q", resp.StatusCode, body)
+					}
+					if took := ended.Sub(begun); took != heldWait || len(runner.all()) != 2 {
+						t.Errorf("given up after %v, %d attempts", took, len(runner.all()))
+					}
+				})
+			})
 		}
 	}
 }

@@ -173,8 +173,9 @@ func (a *API) attempt(x *exchange, r *http.Request, header []*iopv1.Header, b *b
 	x.tries++
 	x.others = grant.Others > 0 && x.tries < maxAttempts
 	content, size := b.naming(x.named, grant.Slot.Target)
+	bound, end := x.bounded(ctx)
 	x.alive.begin()
-	result := a.runner.Do(ctx, dispatch.Attempt{
+	result := a.runner.Do(bound, dispatch.Attempt{
 		RunID:        wire.NewRunID(),
 		Slot:         grant.Slot,
 		Operation:    x.route.operation,
@@ -188,6 +189,7 @@ func (a *API) attempt(x *exchange, r *http.Request, header []*iopv1.Header, b *b
 		StallTimeout: grant.StallTimeout,
 	}, x)
 	x.alive.end()
+	end()
 	asked := x.holding != nil // for another attempt, by the answer's status
 	why = x.outcome(ctx, result)
 	a.metrics.attempt(x.class(why))
@@ -210,6 +212,9 @@ func (x *exchange) outcome(ctx context.Context, result dispatch.Result) reason {
 	gone := cancelled(ctx)
 	if h := x.holding; h != nil {
 		x.holding = nil
+		if !h.inTime() && result.Err != nil && gone == "" && x.fault == nil {
+			return reason(errLate.Class)
+		}
 		if x.keptAlive && result.Err == nil && x.fault == nil {
 			x.detail = toldInstead(h)
 			return reason(wire.Provider)
