@@ -415,3 +415,26 @@ func TestBrokerConfig(t *testing.T) {
 		}
 	}
 }
+
+// A fabric may begin without a node: those that are invited, or made later.
+//
+// Contract: D1
+func TestAFabricMayBeginWithoutNodes(t *testing.T) {
+	for name, extra := range map[string][]string{"not asked for": nil, "an empty name": {"--node", ""}} {
+		dir := filepath.Join(t.TempDir(), "fabric")
+		out := mustIOP(t, append([]string{"init", "--out", dir, "--edge", "home", "--broker", "127.0.0.1"}, extra...)...)
+		if !strings.Contains(out, "iop edge --config") || strings.Contains(out, "iop node --config") {
+			t.Errorf("%s: %s", name, out)
+		}
+		file := filepath.Join(dir, "edge", "edge.yaml")
+		f, err := configs.Load(file)
+		if err != nil || len(f.Edge.Nodes) != 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+		// One that comes later is told where it goes.
+		out = mustIOP(t, "init", "--out", dir, "--node", "desk")
+		if !strings.Contains(out, "below edge.nodes in edge/edge.yaml") {
+			t.Errorf("%s: %s", name, out)
+		}
+	}
+}

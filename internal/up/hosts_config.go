@@ -124,12 +124,21 @@ edge:
       file: api-key
   models: auto                 # whatever the nodes' providers list
   # invited: true              # take in machines that joined by "iop invite"
-  nodes:                       # what each node is to run
 `, p.Edge, p.Edge, p.urls(0), tlsText, p.issuer)
+	const nodes = "nodes:                       # what each node is to run\n"
+	none := true
 	for _, m := range p.members {
-		if m.role == identity.RoleNode {
-			s.WriteString(p.edgeNodeText(m))
+		if m.role != identity.RoleNode {
+			continue
 		}
+		if none {
+			s.WriteString("  " + nodes)
+			none = false
+		}
+		s.WriteString(p.edgeNodeText(m))
+	}
+	if none { // a list of nothing is no list
+		s.WriteString("  # " + nodes)
 	}
 	return s.String()
 }
