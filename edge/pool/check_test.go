@@ -42,8 +42,8 @@ func check(p *Pool) error {
 					last = w.at
 					n++
 				}
-				if e.class.choose("") != nil {
-					return fmt.Errorf("I3: waiter %d waits though %s is free", e.first.id, e.class.choose("").ID)
+				if e.class.choose(epoch, "") != nil {
+					return fmt.Errorf("I3: waiter %d waits though %s is free", e.first.id, e.class.choose(epoch, "").ID)
 				}
 			}
 		}

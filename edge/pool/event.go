@@ -19,8 +19,8 @@ type Request struct {
 	// those of one conversation; 0: it does not matter (Q1).
 	Affinity uint64
 	MaxWait  time.Duration // 0, or more than Queue.Wait: Queue.Wait
-	// Avoid names providers an earlier attempt failed on: they are no candidates
-	// of this request. The pool does not keep or change the slice.
+	// Avoid names providers an earlier attempt failed on, the last one last: they are
+	// no candidates of this request. The pool does not keep or change the slice.
 	Avoid []string
 }
 

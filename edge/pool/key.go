@@ -91,6 +91,8 @@ func (p *Pool) AppendKey(b []byte) []byte {
 	for _, id := range sortedKeys(p.providers, func(s string) string { return s }) {
 		k.strings(id)
 		k.tick(p.providers[id].places.last)
+		k.time(p.providers[id].places.suspectUntil)
+		k.num(uint64(p.providers[id].places.suspicion))
 	}
 	k.mark()
 	for _, id := range sortedKeys(p.overlays, func(s string) string { return s }) {

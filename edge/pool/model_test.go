@@ -27,6 +27,9 @@ type model struct {
 	until    map[WaiterID]time.Time
 	returned map[uint64]bool
 	served   map[uint64]string // by affinity
+	// By node and provider, as places are.
+	suspects  map[[2]string]time.Time
+	suspicion map[[2]string]time.Duration
 }
 
 func (m *model) provider(id string) *Provider {
@@ -110,6 +113,25 @@ func (m *model) free(id string, tokens int64) bool {
 		(!m.long(id, tokens) || longs < v.LongCapacity)
 }
 
+func (m *model) suspected(id string) bool {
+	return m.now.Before(m.suspects[[2]string{m.provider(id).Node, id}])
+}
+
+// suspect is the plain rule: a second, and twice as long as before if that was not
+// long ago.
+func (m *model) suspect(r *Request) {
+	if _, known := m.able(r); len(r.Avoid) == 0 || !known {
+		return
+	}
+	id := r.Avoid[len(r.Avoid)-1]
+	key := [2]string{m.provider(id).Node, id}
+	long := time.Second
+	if last := m.suspicion[key]; m.now.Before(m.suspects[key].Add(last)) {
+		long = min(2*last, 30*time.Second)
+	}
+	m.suspicion[key], m.suspects[key] = long, m.now.Add(long)
+}
+
 func (m *model) find(id WaiterID) int {
 	return slices.IndexFunc(m.queue, func(r *Request) bool { return r.Waiter == id })
 }
@@ -171,6 +193,12 @@ func (m *model) granted(e Effect) error {
 		if c.Priority < got.Priority {
 			return fmt.Errorf("Q1: %s comes before %s", c.Provider, s.Provider)
 		}
+		if mine, theirs := m.suspected(s.Provider), m.suspected(c.Provider); c.Priority == got.Priority && mine != theirs {
+			if mine {
+				return fmt.Errorf("A39: %s is no suspect, %s is", c.Provider, s.Provider)
+			}
+			continue
+		}
 		if prefers := m.served[r.Affinity]; c.Priority == got.Priority && prefers != s.Provider &&
 			(prefers == c.Provider || other*got.Weight < used*c.Weight) {
 			return fmt.Errorf("Q1: %s is better than %s", c.Provider, s.Provider)
@@ -219,6 +247,13 @@ func (m *model) giveBack(e Effect) error {
 
 // after checks what must hold after every step (I3, P4-P6).
 func (m *model) after(p *Pool) error {
+	for key := range m.suspects { // what is neither offered nor in use is forgotten
+		used := slices.ContainsFunc(slices.Collect(maps.Values(m.slots)), func(s Slot) bool { return s.Node == key[0] && s.Provider == key[1] })
+		if v := m.provider(key[1]); (v == nil || v.Node != key[0]) && !used {
+			delete(m.suspects, key)
+			delete(m.suspicion, key)
+		}
+	}
 	queued, longQueued := map[string]int{}, map[string]int{}
 	for _, r := range m.queue {
 		for _, c := range m.eligible(r) {
@@ -355,6 +390,7 @@ func TestAgainstModel(t *testing.T) {
 		m := &model{
 			now: epoch, gen: map[string]uint64{}, seen: map[string]uint64{}, draining: map[string]bool{},
 			overlaid: map[string]bool{}, slots: map[uint64]Slot{}, until: map[WaiterID]time.Time{}, returned: map[uint64]bool{}, served: map[uint64]string{},
+			suspects: map[[2]string]time.Time{}, suspicion: map[[2]string]time.Duration{},
 		}
 		m.cfg = drawConfig(t)
 		m.step(t, p, SetConfig(m.cfg), nil, nil, "")
@@ -375,6 +411,7 @@ func TestAgainstModel(t *testing.T) {
 					r.Avoid = []string{rapid.SampledFrom(m.cfg.Providers).Draw(t, "avoid").ID}
 				}
 				refuse := map[WaiterID]error{}
+				m.suspect(r)
 				if err := m.enqueue(r); err != nil {
 					refuse[r.Waiter] = err
 				} else {
@@ -530,6 +567,7 @@ func starve(t *testing.T, seed int) {
 	m := &model{
 		cfg: cfg, gen: map[string]uint64{}, draining: map[string]bool{}, overlaid: map[string]bool{},
 		slots: map[uint64]Slot{}, returned: map[uint64]bool{}, served: map[uint64]string{},
+		suspects: map[[2]string]time.Time{}, suspicion: map[[2]string]time.Duration{},
 	}
 	p := New()
 	p.Step(epoch, SetConfig(cfg), nil)

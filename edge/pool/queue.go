@@ -154,32 +154,33 @@ func (g *group) class(op string, tokens int64, avoid []string) *class {
 	}, tokens)
 }
 
-// choose picks by Q1: the best priority with a free place; in it the preferred
-// one, or else the least loaded relative to weight, of equals the one that was
-// granted longest ago.
-func (c *class) choose(preferred string) *classCandidate {
+// choose picks by Q1: the best priority with a free place; in it one that is no
+// suspect; then the preferred one, or else the least loaded relative to weight, of
+// equals the one that was granted longest ago.
+func (c *class) choose(now time.Time, preferred string) *classCandidate {
 	var best *classCandidate
 	for i := range c.candidates {
 		k := &c.candidates[i]
 		if best != nil && k.priority != best.priority {
 			break // they are in order: a better priority has a free place
 		}
-		if !k.hasPlace() {
-			continue
-		}
-		if k.ID == preferred {
-			return k
-		}
-		if best == nil {
-			best = k
-			continue
-		}
-		l, r := k.places.used*best.weight, best.places.used*k.weight
-		if l < r || (l == r && k.places.last < best.places.last) {
+		if k.hasPlace() && (best == nil || k.before(best, now, preferred)) {
 			best = k
 		}
 	}
 	return best
+}
+
+// before reports whether k comes before o, of the same priority.
+func (k *classCandidate) before(o *classCandidate, now time.Time, preferred string) bool {
+	if s := k.places.suspected(now); s != o.places.suspected(now) {
+		return !s
+	}
+	if k.ID == preferred || o.ID == preferred {
+		return k.ID == preferred
+	}
+	l, r := k.places.used*o.weight, o.places.used*k.weight
+	return l < r || (l == r && k.places.last < o.places.last)
 }
 
 // grant gives a request of the class a place at k.
@@ -279,7 +280,7 @@ func (p *Pool) pump(now time.Time, a *adapter, out []Effect) []Effect {
 			break
 		}
 		c := w.entry.class
-		k := c.choose(p.affinity.of(w.affinity))
+		k := c.choose(now, p.affinity.of(w.affinity))
 		p.remove(w)
 		ef := p.grant(c, k, w.id, w.affinity)
 		ef.Waited = now.Sub(w.since)

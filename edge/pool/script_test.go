@@ -24,7 +24,7 @@ var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 //	enqueue ID MODEL PRINCIPAL [op=OP] [tokens=N] [affinity=N] [avoid=P,Q] [wait=D]
 //	cancel ID | return SLOT HOW | activate NODE GEN | fence NODE GEN CAUSE
 //	drain NODE GEN on|off | adopt NODE GEN ADAPTER [TARGET]... | overlay PROVIDER GEN on|off
-//	after D | deadline | stop | show | models
+//	after D (what would be due then) | pass D | deadline | stop | show | models
 func TestScripts(t *testing.T) {
 	script.Run(t, func() script.Event { return (&scriptRun{p: New(), now: epoch}).event })
 }
@@ -37,6 +37,14 @@ type scriptRun struct {
 
 // event is also taken by a clone, which must behave alike.
 func (s *scriptRun) event(t *testing.T, words []string) []string {
+	if words[0] == "pass" {
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.now = s.now.Add(d)
+		return nil
+	}
 	clone := s.p.Clone()
 	got := s.command(t, words)
 	after := s.p

@@ -56,6 +56,9 @@ func (n *node) draining() bool { return n.drained || (n.drain != 0 && n.drain ==
 type places struct {
 	used, long int
 	last       uint64 // tick of the last grant: ties rotate
+	// An attempt failed there: see suspect.go.
+	suspectUntil time.Time
+	suspicion    time.Duration
 }
 
 // overlay is bound to what it was found out about: another binding, or another

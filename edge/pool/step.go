@@ -60,9 +60,10 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 	if g == nil {
 		return refuse(ErrUnknownModel)
 	}
+	p.suspectLast(now, r.Avoid)
 	c := g.class(r.Operation, r.PromptTokens, r.Avoid)
 	// By I3 nobody waits who could have the place that is free now.
-	if k := c.choose(p.affinity.of(r.Affinity)); k != nil {
+	if k := c.choose(now, p.affinity.of(r.Affinity)); k != nil {
 		return append(out, p.grant(c, k, r.Waiter, r.Affinity))
 	}
 	if !c.anyEnabled() {
