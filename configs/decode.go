@@ -18,6 +18,7 @@ type decoder struct {
 	file   string
 	faults Faults
 	lines  map[string]int // path to the line it stands on
+	zeros  []zero
 }
 
 func (d *decoder) fault(n *yaml.Node, path, format string, args ...any) {
@@ -81,7 +82,9 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
 	default:
 		if want := scalar(n, v); want != "" {
 			d.fault(n, path, "%s", want)
+			return
 		}
+		d.zeros = noteZero(d.zeros, path, v)
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 type environment struct {
 	faults Faults
 	set    map[string]string // path to the variable that set it
+	zeros  []zero
 }
 
 // locate points a fault about a value that a variable set at that variable.
@@ -65,6 +66,7 @@ func override(f *File, environ []string) environment {
 			continue
 		}
 		e.set[l.path] = name
+		e.zeros = noteZero(e.zeros, l.path, v)
 	}
 	return e
 }

@@ -205,6 +205,22 @@ func TestI1Faults(t *testing.T) {
 		"capacity -1":             {adapter + "      capacity: -1\n", []string{"f.yaml:10: edge.nodes[0].adapters[0].capacity: is -1, must be at least 1"}},
 		"delay -1s":               {edge + "  nodes: [{name: a, adapters: [{type: demo, chunk_delay: -1s}]}]\n", []string{"f.yaml:4: edge.nodes[0].adapters[0].chunk_delay: must not be negative"}},
 		"delay elsewhere":         {adapter + "      chunk_delay: 1s\n", []string{"f.yaml:10: edge.nodes[0].adapters[0].chunk_delay: is for type demo only"}},
+		"zeros that are no default": {edge + "  queue: {depth: 0, wait: 0s}\n  limits: {write_stall: 0s, streams_per_key: 0, connections: 0}\n  nodes: [{name: a, adapters: [{type: demo, capacity: 0}], providers: [{adapter: demo, target: t, capacity: 0, long_capacity: 0}]}]\n  models: [{name: m, providers: [{provider: a/demo/t, weight: 0, priority: 0}]}]\n", []string{
+			"f.yaml:4: edge.queue.depth: is 0, must be at least 1; leave the key out for the default",
+			"f.yaml:4: edge.queue.wait: must be positive, such as 5s; leave the key out for the default",
+			"f.yaml:5: edge.limits.write_stall: must be positive, such as 5s; leave the key out for the default",
+			"f.yaml:6: edge.nodes[0].adapters[0].capacity: is 0, must be at least 1; leave the key out for the default",
+			"f.yaml:6: edge.nodes[0].providers[0].capacity: is 0, must be at least 1; leave the key out for the default",
+			"f.yaml:7: edge.models[0].providers[0].weight: is 0, must be at least 1; leave the key out for the default",
+		}},
+		"a port that is none": {adapter + "    - {name: b, type: openai_compat, base_url: 'http://h:99999/v1'}\n    - {name: c, type: openai_compat, base_url: 'http://h:0'}\n    - {name: d, type: openai_compat, base_url: 'http://h:'}\n    - {name: e, type: openai_compat, base_url: 'https://[::1]:65535/v1'}\n    - {name: f, type: openai_compat, base_url: 'http://[::1]'}\n", []string{
+			"f.yaml:10: edge.nodes[0].adapters[1].base_url: want a port from 1 to 65535 after the host",
+			"f.yaml:11: edge.nodes[0].adapters[2].base_url: want a port from 1 to 65535 after the host",
+			"f.yaml:12: edge.nodes[0].adapters[3].base_url: want a port from 1 to 65535 after the host",
+		}},
+		"a key's model without its tag": {edge + "  nodes: [{name: a, adapters: [{type: demo}], providers: [{adapter: demo, target: t}]}]\n  models: [{name: 'm:latest', providers: [{provider: a/demo/t}]}, {name: n, providers: [{provider: a/demo/t}]}]\n  keys: [{name: k, env: K, models: [m, 'n:latest', 'm:7b']}]\n", []string{
+			`f.yaml:6: edge.keys[0].models[2]: no model of that name in edge.models`,
+		}},
 		"demo with a URL":         {edge + "  nodes: [{name: a, adapters: [{type: demo, base_url: http://h, static_key_name: K}]}]\n", []string{"f.yaml:4: edge.nodes[0].adapters[0].base_url: type demo calls no provider", "f.yaml:4: edge.nodes[0].adapters[0].static_key_name: type demo calls no provider"}},
 		"unknown profile":         {adapter + "      profile: lamacpp\n", []string{`f.yaml:10: edge.nodes[0].adapters[0].profile: unknown value "lamacpp"; did you mean "llamacpp"?`}},
 		"profile of another kind": {adapter + "      profile: anthropic\n", []string{`f.yaml:10: edge.nodes[0].adapters[0].profile: unknown value "anthropic"; want one of: openai, ollama, llamacpp, vllm`}},
@@ -319,6 +335,22 @@ func TestEnvironmentOverrides(t *testing.T) {
 	}
 }
 
+// A variable sets what a file has as 0, and an iop without a file refuses one as well.
+//
+// Contract: D3
+func TestZerosOfTheEnvironment(t *testing.T) {
+	f, err := parse("f.yaml", []byte("broker:\nedge: {name: home, queue: {depth: 0}}\n"), []string{"IOP_EDGE_QUEUE_DEPTH=7"}, false)
+	if err != nil || f.Edge.Queue.Depth != 7 {
+		t.Errorf("%v", err)
+	}
+	if _, err := NewSingle([]string{"IOP_EDGE_QUEUE_DEPTH=0"}); err == nil || !strings.Contains(err.Error(), "environment: IOP_EDGE_QUEUE_DEPTH: is 0") {
+		t.Errorf("%v", err)
+	}
+	if f, err := NewSingle([]string{"IOP_EDGE_LIMITS_STREAMS_PER_KEY=0", "IOP_EDGE_QUEUE_DEPTH=7"}); err != nil || f.Edge.Queue != (Queue{Depth: 7}) {
+		t.Errorf("%v", err)
+	}
+}
+
 // Contract: D3
 func TestEnvironmentFaults(t *testing.T) {
 	for entry, want := range map[string]string{
@@ -326,6 +358,8 @@ func TestEnvironmentFaults(t *testing.T) {
 		"IOP_EGDE_LISTEN=x":                   "environment: IOP_EGDE_LISTEN: no such setting; did you mean IOP_EDGE_LISTEN?",
 		"IOP_EDGE_SOMETHING_ELSE=x":           "environment: IOP_EDGE_SOMETHING_ELSE: no such setting in section edge",
 		"IOP_EDGE_NODES=x":                    "environment: IOP_EDGE_NODES: no such setting in section edge",
+		"IOP_EDGE_QUEUE_DEPTH=0":              "environment: IOP_EDGE_QUEUE_DEPTH: is 0, must be at least 1; leave the key out for the default",
+		"IOP_EDGE_LIMITS_IDLE=0s":             "environment: IOP_EDGE_LIMITS_IDLE: must be positive, such as 5s; leave the key out for the default",
 		"IOP_EDGE_QUEUE_DEPTH=many":           "environment: IOP_EDGE_QUEUE_DEPTH: want a whole number",
 		"IOP_EDGE_QUEUE_DEPTH=-1":             "environment: IOP_EDGE_QUEUE_DEPTH: is -1, must be at least 1",
 		"IOP_EDGE_STOP_GRACE=5":               "environment: IOP_EDGE_STOP_GRACE: want a duration such as 5s",

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -61,8 +62,8 @@ func parse(name string, data []byte, environ []string, single bool) (*File, erro
 	if single && file.Broker != nil && file.Edge != nil {
 		file.nameItself()
 	}
-	file.applyDefaults()
-	for _, fault := range file.validate() {
+	faults = file.withDefaults(slices.Concat(d.zeros, env.zeros))
+	for _, fault := range append(faults, file.validate()...) {
 		d.faults = append(d.faults, env.locate(d.locate(fault)))
 	}
 	if err := d.faults.err(); err != nil {
@@ -122,11 +123,16 @@ func (f *File) Validate() error { return f.validate().err() }
 // NewSingle is the configuration of a process that is broker, Edge and Node at
 // once and has no file: empty sections, and what the environment sets in them.
 func NewSingle(environ []string) (*File, error) {
-	file := &File{Broker: &Broker{Enrolment: &Enrolment{}}, Edge: &Edge{}, Node: &Node{}}
-	env := override(file, environ)
+	blank := func() *File { return &File{Broker: &Broker{Enrolment: &Enrolment{}}, Edge: &Edge{}, Node: &Node{}} }
+	file, tried := blank(), blank()
+	env := override(tried, environ)
+	for _, fault := range tried.withDefaults(env.zeros) {
+		env.faults = append(env.faults, env.locate(fault))
+	}
 	if err := env.faults.err(); err != nil {
 		return nil, err
 	}
+	override(file, environ) // the defaults come later, after what the process makes itself
 	return file, nil
 }
 

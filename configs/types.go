@@ -2,7 +2,8 @@ package configs
 
 import "time"
 
-// File is a whole configuration.
+// File is a whole configuration. A number that is left out is the default written at
+// its field; a 0 that is written out is a fault where that default is another.
 type File struct {
 	Log    Log     `yaml:"log"`
 	Broker *Broker `yaml:"broker"`
@@ -187,7 +188,7 @@ type Provider struct {
 	ID       string `yaml:"id"` // empty: "<adapter>/<target>"
 	Adapter  string `yaml:"adapter"`
 	Target   string `yaml:"target"`
-	Capacity int    `yaml:"capacity"` // 0: the adapter's
+	Capacity int    `yaml:"capacity"` // left out: the adapter's
 	Disabled bool   `yaml:"disabled"`
 	// LongCapacity and LongThreshold (estimated prompt tokens) are Q2's; 0: no
 	// distinction.

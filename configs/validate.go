@@ -249,7 +249,7 @@ func (v *validator) brokerURLs(path string, urls []string) {
 	for i, raw := range urls {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		u, err := url.Parse(raw)
-		if err != nil || u.Scheme != "tls" || u.Hostname() == "" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
+		if err != nil || u.Scheme != "tls" || u.Hostname() == "" || !isPort(u) || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
 			v.fault(at, "want tls://host:port and nothing else")
 		}
 		seen.add(v, at, raw, "the address")
@@ -345,12 +345,15 @@ func (e *Edge) validateKeys(v *validator) {
 		for j, m := range k.Models {
 			at := fmt.Sprintf("%s.models[%d]", path, j)
 			v.text(at, m, 256)
-			if !e.Models.Auto && m != "" && !slices.ContainsFunc(e.Models.Groups, func(g ModelGroup) bool { return g.Name == m }) {
+			if !e.Models.Auto && m != "" && !slices.ContainsFunc(e.Models.Groups, func(g ModelGroup) bool { return g.Name == m || means(m, g.Name) || means(g.Name, m) }) {
 				v.fault(at, "no model of that name in edge.models%s", mean(m, modelNames(e.Models.Groups)))
 			}
 		}
 	}
 }
+
+// means reports whether a name without a tag is that of a model with ":latest".
+func means(name, model string) bool { return !strings.Contains(name, ":") && model == name+":latest" }
 
 func modelNames(groups []ModelGroup) []string {
 	names := make([]string, len(groups))
@@ -436,6 +439,8 @@ func (v *validator) baseURL(path, value string) {
 		v.fault(path, "want a URL that begins with http:// or https://")
 	case u.Hostname() == "" || !isHost(u.Hostname()):
 		v.fault(path, "want a host after %s://", u.Scheme)
+	case !isPort(u):
+		v.fault(path, "want a port from 1 to 65535 after the host")
 	case u.User != nil:
 		v.fault(path, "holds a user or password; name a key with static_key_name instead")
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
@@ -443,6 +448,16 @@ func (v *validator) baseURL(path, value string) {
 	case strings.Contains("/"+u.Path+"/", "/../"):
 		v.fault(path, "want no .. in the path")
 	}
+}
+
+// isPort reports whether what stands behind a URL's host is a port that can be dialled,
+// or nothing.
+func isPort(u *url.URL) bool {
+	if !strings.HasSuffix(u.Host, ":") && u.Port() == "" {
+		return true
+	}
+	n, err := strconv.ParseUint(u.Port(), 10, 16)
+	return err == nil && n > 0
 }
 
 func (p Provider) validate(v *validator, path string, adapters []string) {
