@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,8 +48,10 @@ func newOperator(use, short, long string, part func(adminapi.Snapshot) any, prin
 			if o.asJSON {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(part(s))
 			}
-			print(cmd.OutOrStdout(), s)
-			return nil
+			var page bytes.Buffer // so that what cannot be written is told
+			print(&page, s)
+			_, err = page.WriteTo(cmd.OutOrStdout())
+			return err
 		},
 	}
 	o.flags(cmd)

@@ -3,7 +3,10 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,3 +87,37 @@ func refused(t *testing.T, code int, words string, args ...string) {
 		t.Errorf("%v: exit code %d (want %d), no %q in %s", args, got, code, words, out.String())
 	}
 }
+
+// What is no snapshot of an Edge is not shown as an empty one, and a page that could
+// not be written is no success.
+//
+// Contract: D1
+func TestStatusOfNoEdgeIsNone(t *testing.T) {
+	const whole = `{"edge":"home","time":"2026-01-02T03:04:05Z","ready":true}`
+	var answer string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, answer) }))
+	defer server.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	t.Setenv(tokenVariable, "a-token")
+	for _, answer = range []string{`{}`, `{"models":[]}`, `{"edge":"home"}`, `{"time":"2026-01-02T03:04:05Z"}`} {
+		refused(t, exitFailed, "the answer is not what iop gives", "status", "--url", server.URL)
+		refused(t, exitFailed, "the answer is not what iop gives", "nodes", "--url", server.URL, "--json")
+	}
+	answer = whole
+	if code, out, errs := ended(t, "status", "--url", server.URL); code != 0 || !strings.Contains(out, "edge home is ready") {
+		t.Error(code, out, errs)
+	}
+	for _, form := range [][]string{nil, {"--json"}} {
+		var errs bytes.Buffer
+		if code := runTo(t.Context(), full{}, &errs, append([]string{"status", "--url", server.URL}, form...)); code != exitFailed || !strings.Contains(errs.String(), errFull.Error()) {
+			t.Errorf("%v: %d %q", form, code, errs.String())
+		}
+	}
+}
+
+// full is a device that is.
+type full struct{}
+
+var errFull = errors.New("no space left on device")
+
+func (full) Write([]byte) (int, error) { return 0, errFull }

@@ -24,8 +24,13 @@ type Client struct {
 
 // Snapshot asks for everything.
 func (c Client) Snapshot(ctx context.Context) (Snapshot, error) {
+	const path = "/api/v1/snapshot"
 	var s Snapshot
-	return s, c.get(ctx, "/api/v1/snapshot", &s)
+	err := c.get(ctx, path, &s)
+	if err == nil && (s.Edge == "" || s.Time.IsZero()) { // any JSON object would do as one
+		err = fmt.Errorf("%s%s: the answer is not what iop gives: it names no edge, or no time", c.URL, path)
+	}
+	return s, err
 }
 
 // Invite lets a machine join under a name.
