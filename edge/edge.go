@@ -46,7 +46,7 @@ type Edge struct {
 	deps     Deps
 	log      *slog.Logger
 	metrics  *metrics
-	cert     *identity.Certificate
+	cert     atomic.Pointer[identity.Certificate]
 	pool     *x509.CertPool
 	callers  httpapi.Config
 	instance string
@@ -83,13 +83,11 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		budgets: budgets{of: map[string]*budget{}},
 		ready:   make(chan struct{}), offers: make(chan struct{}),
 	}
-	var err error
-	if e.cert, err = identity.LoadCertificate(cfg.Broker.TLS.Certificate, cfg.Broker.TLS.Key); err != nil {
+	cert, err := e.loadCertificate()
+	if err != nil {
 		return nil, err
 	}
-	if id := e.cert.ID(); id.Role != identity.RoleEdge || id.Edge != cfg.Name {
-		return nil, fmt.Errorf("%s: is the certificate of %s, but this is edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name)
-	}
+	e.cert.Store(cert)
 	if e.pool, err = identity.LoadPool(cfg.Broker.TLS.CA); err != nil {
 		return nil, err
 	}
@@ -110,6 +108,7 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		return nil, err
 	}
 	e.metrics = newMetrics(deps.Metrics)
+	e.metrics.expiry.Set(float64(cert.Leaf.NotAfter.Unix()))
 	deps.Metrics.MustRegister(newGauges(e.State, e.now))
 	return e, nil
 }
@@ -216,6 +215,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	e.discovery.open(partCtx)
 	parts.Go(func() error { return e.discovery.run(partCtx) })
 	parts.Go(func() error { return e.watchOffers(partCtx) })
+	parts.Go(func() error { return e.watchCertificate(partCtx) })
 	for range verifiers {
 		parts.Go(func() error { return e.verifyRegistrations(partCtx) })
 	}
