@@ -72,6 +72,7 @@ type Edge struct {
 	listener, admin net.Listener
 	ready           chan struct{}
 	offers          chan struct{}
+	asked           chan struct{} // one place: Reload was called
 }
 
 // New loads keys and certificates, and checks what can be checked before
@@ -81,7 +82,7 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		cfg: cfg, deps: deps, log: deps.Log, instance: wire.NewToken(), now: time.Now,
 		verify: make(chan register, verifyQueue), registered: map[string]*registration{},
 		budgets: budgets{of: map[string]*budget{}},
-		ready:   make(chan struct{}), offers: make(chan struct{}),
+		ready:   make(chan struct{}), offers: make(chan struct{}), asked: make(chan struct{}, 1),
 	}
 	cert, err := e.loadCertificate()
 	if err != nil {

@@ -59,6 +59,11 @@ func (k *keys) replaced() bool {
 	return k.newest.Certificate.Leaf.NotAfter.After(k.used.Certificate.Leaf.NotAfter)
 }
 
+// changed reports whether the files hold another certificate or nkey than is in use.
+func (k *keys) changed() bool {
+	return !k.newest.Certificate.SameAs(k.used.Certificate) || k.newest.User.Public() != k.used.User.Public()
+}
+
 // readKeys reads the files again. Where they are no good, for instance because they are
 // being written, what served goes on.
 func (n *Node) readKeys() {
@@ -76,8 +81,8 @@ func (n *Node) readKeys() {
 // reload makes the next dial one with the files as they are now.
 func (n *Node) reload() {
 	n.readKeys()
-	old, id := n.keys.used, n.keys.newest
-	if !id.Certificate.SameAs(old.Certificate) || id.User.Public() != old.User.Public() {
+	id := n.keys.newest
+	if n.keys.changed() {
 		n.log.Info(evKeys, slog.Time(keyUntil, id.Certificate.Leaf.NotAfter))
 	}
 	n.keys.used, n.keys.nonce = id, nil
@@ -116,6 +121,25 @@ func (n *Node) replace(now time.Time) session.Event {
 	if n.host.open() > 0 && left > n.keys.third()/2 {
 		return session.Event{}
 	}
+	return session.Event{Kind: session.RenewAsked, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
+}
+
+// Reload has the Node read its files now and dial anew with them, if they are others:
+// it takes nothing new, and what runs may end while the certificate in use is good.
+func (n *Node) Reload() {
+	select {
+	case n.asked <- struct{}{}:
+	default: // it is about to
+	}
+}
+
+// taken does what Reload asked for.
+func (n *Node) taken(now time.Time) session.Event {
+	n.readKeys()
+	if !n.keys.changed() || n.core.State() != session.Ready {
+		return session.Event{} // nothing to do, or the next dial does it
+	}
+	left := n.keys.used.Certificate.Leaf.NotAfter.Sub(now)
 	return session.Event{Kind: session.RenewAsked, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
 }
 

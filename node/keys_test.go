@@ -166,6 +166,46 @@ func TestNewerCertificateOfABusyNode(t *testing.T) {
 	})
 }
 
+// Told to, it takes other keys at any age of the old ones, once what runs has ended;
+// where there are none it does nothing.
+//
+// Contract: B8
+func TestReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		r, f := newKeysRig(t, func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
+			<-release
+			return small("hello")(ctx, ex, sink)
+		})
+		r.ready()
+		defer r.finish()
+		r.node.Reload()
+		pass(5 * time.Second)
+		if r.dialled() != 1 {
+			t.Fatal("it dialled for nothing")
+		}
+		_, a := r.edge.open(nil)
+		synctest.Wait()
+		user, err := identity.NewUserKey()
+		must(t, err)
+		r.edge.with(func() { r.edge.user = user.Public() })
+		f.mu.Lock()
+		f.id.User = user
+		f.mu.Unlock()
+		r.node.Reload()
+		r.node.Reload()
+		pass(time.Minute)
+		r.wantState("draining")
+		close(release)
+		pass(2 * time.Second)
+		r.edge.wantClass(a, "END")
+		r.wantState("ready")
+		if n := r.dialled(); n != 2 {
+			t.Errorf("%d dials", n)
+		}
+	})
+}
+
 // Files that are being written, or are no good, cost nothing: what served goes on.
 //
 // Contract: B8 S4

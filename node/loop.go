@@ -60,6 +60,8 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-look.C:
 			ev = n.renewal(time.Now(), true)
 			look.Reset(n.keys.pause())
+		case <-n.asked:
+			ev = n.taken(time.Now())
 		case <-stop:
 			stop, ev = nil, session.Event{Kind: session.StopAsked}
 		}

@@ -73,7 +73,8 @@ type Node struct {
 	metrics *metrics
 	host    *host
 
-	inbox chan signal // of the live session's callback to the supervisor
+	inbox chan signal   // of the live session's callback to the supervisor
+	asked chan struct{} // one place: Reload was called
 	link  *link       // the supervisor's alone
 	keys  keys        // the supervisor's alone
 	// children are the goroutines of ended sessions and of exchanges.
@@ -120,6 +121,7 @@ func New(cfg configs.Node, deps Deps) (*Node, error) {
 		// A session owes the supervisor a handful of answers and a heartbeat a
 		// second; what a peer floods beyond that is dropped.
 		inbox:  make(chan signal, 64),
+		asked:  make(chan struct{}, 1),
 		status: Status{State: "new"},
 	}
 	n.keys.use(id)

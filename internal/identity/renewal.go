@@ -98,3 +98,15 @@ func (c *Certificate) SaveChain(certFile string) error {
 	}
 	return nil
 }
+
+// Hosts are the names and addresses that a certificate is good for.
+func (c *Certificate) Hosts() []string {
+	hosts := append([]string(nil), c.Leaf.DNSNames...)
+	for _, ip := range c.Leaf.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return hosts
+}
+
+// Until is when the CA's own certificate ends.
+func (ca *CA) Until() time.Time { return ca.cert.NotAfter }

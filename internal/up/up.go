@@ -78,10 +78,14 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 			return err
 		}
 	}
+	if _, err := renewOwn(o.Folder, cfg, time.Now()); err != nil { // what has expired would not start
+		return err
+	}
 	fabric, err := Build(cfg, log)
 	if err != nil {
 		return err
 	}
+	defer fabric.lookAfter(o.Folder)()
 	fabric.Edge.OnModels(models)
 	// Who asks for the status finds the listener there, whatever its port.
 	adminURL := o.Folder.AdminURL()
