@@ -239,6 +239,9 @@ func TestExpiringIsTold(t *testing.T) {
 		must(t, err)
 		f.put(c)
 		r.node.keys.use(f.id)
+		r.edge.tamper = func(a *iopv1.RegisterResponse) { // days of heartbeats take their time
+			a.HeartbeatIntervalMs, a.HeartbeatBoundMs = 30_000, 600_000
+		}
 		r.ready()
 		defer r.finish()
 		pass(59 * time.Hour)
@@ -266,27 +269,35 @@ func TestRenewalAnswers(t *testing.T) {
 			f.kept++
 			return nil
 		}
-		var asked []*iopv1.RenewRequest
+		var mu sync.Mutex
+		var all []*iopv1.RenewRequest
+		asked := func() []*iopv1.RenewRequest {
+			mu.Lock()
+			defer mu.Unlock()
+			return all
+		}
 		conn := r.bus.Connect("_INBOX.authority")
 		defer conn.Close()
 		_, err := conn.Subscribe(subjects.UpEverywhere(subjects.Renew), func(m bus.Msg) {
 			q := &iopv1.RenewRequest{}
 			r.edge.decode(m.Data, q)
-			asked = append(asked, q)
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, q)
 		})
 		must(t, err)
 		r.ready()
 		defer r.finish()
 		pass(10 * time.Minute)
-		if len(asked) > 0 {
+		if len(asked()) > 0 {
 			t.Fatal("it asked before its last third")
 		}
 		r.due()
-		if len(asked) == 0 {
+		if len(asked()) == 0 {
 			t.Fatal("it did not ask")
 		}
 		ca, id := r.edge.ca, f.id.Certificate.ID()
-		_, leaf, err := identity.VerifyRenew(ca.Pool(), r.edge.user, testEdge, testNode, r.session().Gen, asked[0])
+		_, leaf, err := identity.VerifyRenew(ca.Pool(), r.edge.user, testEdge, testNode, r.session().Gen, asked()[0])
 		must(t, err)
 		sign := func(by *identity.CA, id identity.ID, key any, ttl time.Duration) [][]byte {
 			der, err := by.Sign(key, id, nil, ttl)
@@ -299,7 +310,7 @@ func TestRenewalAnswers(t *testing.T) {
 		must(t, err)
 		elsewhere := id
 		elsewhere.Name = "node2"
-		last := func() []byte { return asked[len(asked)-1].GetNonce() }
+		last := func() []byte { return asked()[len(asked())-1].GetNonce() }
 		for name, a := range map[string]func() *iopv1.RenewResponse{
 			"a refusal":    func() *iopv1.RenewResponse { return &iopv1.RenewResponse{Nonce: last(), Reason: "no"} },
 			"another CA":   func() *iopv1.RenewResponse { return renewal(last(), sign(stranger, id, leaf.PublicKey, 50*time.Hour)) },
@@ -310,7 +321,7 @@ func TestRenewalAnswers(t *testing.T) {
 				return renewal(identity.NewNonce(), sign(ca, id, leaf.PublicKey, 50*time.Hour))
 			},
 			"an answer of old": func() *iopv1.RenewResponse {
-				return renewal(asked[0].GetNonce(), sign(ca, id, leaf.PublicKey, 50*time.Hour))
+				return renewal(asked()[0].GetNonce(), sign(ca, id, leaf.PublicKey, 50*time.Hour))
 			},
 			"no nonce, no chain": func() *iopv1.RenewResponse { return &iopv1.RenewResponse{} },
 		} {

@@ -75,8 +75,8 @@ type Node struct {
 
 	inbox chan signal   // of the live session's callback to the supervisor
 	asked chan struct{} // one place: Reload was called
-	link  *link       // the supervisor's alone
-	keys  keys        // the supervisor's alone
+	link  *link         // the supervisor's alone
+	keys  keys          // the supervisor's alone
 	// children are the goroutines of ended sessions and of exchanges.
 	children sync.WaitGroup
 
