@@ -410,6 +410,10 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	}
 	enrolled := func() {}
 	if b.enrolment != nil {
+		if err := b.enrolment.renew(s); err != nil {
+			s.stop()
+			return err
+		}
 		enrolled = b.enrolment.start(s, b.url)
 	}
 	b.health.set(nil)

@@ -28,6 +28,17 @@
 //	I7  A reason is told only to who has proved who it is (B3); nobody learns
 //	    from a refusal what a stranger may not know.
 //
+// A Node's certificate is renewed over its session (up.renew), not at the enrolment
+// listener: that is closed while nobody is invited, and would have to stay open for
+// all of a Node's life. A session is there anyway, through leaves and proxies, and is
+// the proof of the nkey; the request is one of the certificate's key. The key itself
+// is the old one: it never leaves the Node, the authority has nothing to choose, and
+// the Node replaces one file, so a crash leaves no pair that does not fit. Only the
+// process that holds the CA's key subscribes the verb.
+//
+//	I8  A certificate is signed anew for the name and key it has, for the node's
+//	    newest session, and by the proof of both keys alone (B8).
+//
 // It leaves to others: what a registration means (edge), the identity files and
 // the token (internal/identity), every subject and permission (subjects).
 package broker

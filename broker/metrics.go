@@ -23,6 +23,7 @@ type metrics struct {
 	sessions    prometheus.Gauge
 	certificate prometheus.Gauge
 	enrolments  *prometheus.CounterVec
+	renewals    *prometheus.CounterVec
 }
 
 // The outcomes of a store request.
@@ -31,6 +32,12 @@ const (
 	storeConflict = "conflict"
 	storeRefused  = "refused"
 	storeFailed   = "failed"
+)
+
+// The outcomes of a renewal.
+const (
+	renewSigned  = "signed"
+	renewRefused = "refused"
 )
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -63,6 +70,12 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		enrolments: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "iop_broker_enrolments_total", Help: "Requests of machines to join, by outcome.",
 		}, []string{"outcome"}),
+		renewals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "iop_broker_renewals_total", Help: "Requests of nodes for a new certificate, by outcome.",
+		}, []string{"outcome"}),
+	}
+	for _, outcome := range []string{renewSigned, renewRefused} {
+		m.renewals.WithLabelValues(outcome)
 	}
 	for _, outcome := range enrol.Outcomes {
 		m.enrolments.WithLabelValues(string(outcome))
@@ -82,7 +95,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		}
 	}
 	var errs []error
-	for _, c := range []prometheus.Collector{m.admitted, m.refused, m.evicted, m.store, m.dropped, m.callout, m.sessions, m.certificate, m.enrolments} {
+	for _, c := range []prometheus.Collector{m.admitted, m.refused, m.evicted, m.store, m.dropped, m.callout, m.sessions, m.certificate, m.enrolments, m.renewals} {
 		errs = append(errs, r.Register(c))
 	}
 	return m, errors.Join(errs...)

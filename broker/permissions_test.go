@@ -61,11 +61,13 @@ func TestPermissionMatrix(t *testing.T) {
 		// The node's own session.
 		{s.Up(subjects.Heartbeat, ""), "node", edges + ",service"},
 		{s.Up(subjects.SessionVerb, ""), "node", edges + ",service"},
+		{s.Up(subjects.Renew, ""), "node", edges + ",service"},
 		{s.Up(subjects.Register, ""), "node", edges},
 		{s.Up(subjects.Frame, run), "node", edges},
 		{s.Down(subjects.Tunnel, run), edges, "node"},
 		{s.Down(subjects.Register, ""), edges, "node"},
 		{s.Down(subjects.SessionVerb, ""), edges + ",service", "node"},
+		{s.Down(subjects.Renew, ""), edges + ",service", "node"},
 		{s.Down(subjects.Fence, ""), edges + ",service", "node"},
 		{s.DownWildcard(), edges, "node"},
 		// Another generation, another node, another edge.

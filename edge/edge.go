@@ -46,7 +46,7 @@ type Edge struct {
 	deps     Deps
 	log      *slog.Logger
 	metrics  *metrics
-	cert     *identity.Certificate
+	cert     atomic.Pointer[identity.Certificate]
 	pool     *x509.CertPool
 	callers  httpapi.Config
 	instance string
@@ -72,6 +72,7 @@ type Edge struct {
 	listener, admin net.Listener
 	ready           chan struct{}
 	offers          chan struct{}
+	asked           chan struct{} // one place: Reload was called
 }
 
 // New loads keys and certificates, and checks what can be checked before
@@ -81,15 +82,13 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		cfg: cfg, deps: deps, log: deps.Log, instance: wire.NewToken(), now: time.Now,
 		verify: make(chan register, verifyQueue), registered: map[string]*registration{},
 		budgets: budgets{of: map[string]*budget{}},
-		ready:   make(chan struct{}), offers: make(chan struct{}),
+		ready:   make(chan struct{}), offers: make(chan struct{}), asked: make(chan struct{}, 1),
 	}
-	var err error
-	if e.cert, err = identity.LoadCertificate(cfg.Broker.TLS.Certificate, cfg.Broker.TLS.Key); err != nil {
+	cert, err := e.loadCertificate()
+	if err != nil {
 		return nil, err
 	}
-	if id := e.cert.ID(); id.Role != identity.RoleEdge || id.Edge != cfg.Name {
-		return nil, fmt.Errorf("%s: is the certificate of %s, but this is edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name)
-	}
+	e.cert.Store(cert)
 	if e.pool, err = identity.LoadPool(cfg.Broker.TLS.CA); err != nil {
 		return nil, err
 	}
@@ -110,6 +109,7 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		return nil, err
 	}
 	e.metrics = newMetrics(deps.Metrics)
+	e.metrics.expiry.Set(float64(cert.Leaf.NotAfter.Unix()))
 	deps.Metrics.MustRegister(newGauges(e.State, e.now))
 	return e, nil
 }
@@ -246,6 +246,7 @@ func (e *Edge) connect(ctx, partCtx context.Context, parts *errgroup.Group) (err
 	e.discovery.open(partCtx)
 	parts.Go(func() error { return e.discovery.run(partCtx) })
 	parts.Go(func() error { return e.watchOffers(partCtx) })
+	parts.Go(func() error { return e.watchCertificate(partCtx) })
 	for range verifiers {
 		parts.Go(func() error { return e.verifyRegistrations(partCtx) })
 	}

@@ -17,4 +17,7 @@ const (
 	eventListFailed       = "models.list_failed"
 	eventBusError         = "bus.error"
 	eventMisbehaved       = "node.misbehaved"
+	eventKeys             = "edge.keys_renewed"         // its own certificate, towards broker and Nodes
+	eventKeysBad          = "edge.keys_unreadable"      // the files are no good; what served goes on
+	eventExpiring         = "edge.certificate_expiring" // and nobody has renewed it
 )

@@ -17,6 +17,7 @@ type metrics struct {
 	returned      *prometheus.CounterVec
 	refused       *prometheus.CounterVec
 	busErrors     prometheus.Counter
+	expiry        prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -50,7 +51,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "iop_edge_bus_errors_total", Help: "Asynchronous errors of the connection to the broker.",
 		}),
 	}
-	reg.MustRegister(m.ready, m.registrations, m.fences, m.stale, m.dropped, m.wait, m.returned, m.refused, m.busErrors)
+	m.expiry = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "iop_edge_certificate_expiry_timestamp_seconds", Help: "When the certificate expires that the Edge proves itself with.",
+	})
+	reg.MustRegister(m.expiry, m.ready, m.registrations, m.fences, m.stale, m.dropped, m.wait, m.returned, m.refused, m.busErrors)
 	for _, how := range []pool.Return{pool.ByTerminal, pool.ByFence, pool.ByNotSent, pool.ByCancelBound} {
 		m.returned.WithLabelValues(how.String())
 	}

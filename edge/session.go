@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/iop-fabric/iop/edge/pool"
 	"github.com/iop-fabric/iop/edge/registry"
@@ -26,6 +27,8 @@ type registration struct {
 	gen    uint64
 	nonce  []byte
 	answer []byte // the accepted answer, for a repeat (R1)
+	// until is the end of the certificate that it was proved with.
+	until time.Time
 }
 
 type register struct {
@@ -142,7 +145,11 @@ func (e *Edge) verifyRegistrations(ctx context.Context) error {
 				ProtocolMin: req.GetProtocolMin(), ProtocolMax: req.GetProtocolMax(),
 				Features: req.GetFeatures(), Instance: req.GetInstanceId(), Software: clip(req.GetSoftware(), 128),
 			}
-			if !e.loop.in.put(item{reg: ev, regis: &registration{gen: r.session.Gen, nonce: req.GetNonce()}}, true) {
+			regis := &registration{gen: r.session.Gen, nonce: req.GetNonce()}
+			if verdict == nil {
+				regis.until = expiry(req.GetCertificateChain())
+			}
+			if !e.loop.in.put(item{reg: ev, regis: regis}, true) {
 				e.metrics.dropped.Inc()
 			}
 		}
@@ -180,7 +187,7 @@ func (e *Edge) sendRegisterAnswer(a registry.SendRegisterAnswer, r *registration
 			e.log.Error(eventNodeRefused, slog.String("node", a.Node), slog.String("reason", err.Error()))
 			return
 		}
-		signed, err := identity.SignConfig(e.cert, payload, r.nonce, firstRevision)
+		signed, err := identity.SignConfig(e.cert.Load(), payload, r.nonce, firstRevision)
 		if err != nil {
 			e.log.Error(eventNodeRefused, slog.String("node", a.Node), slog.String("reason", err.Error()))
 			return

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/iop-fabric/iop/edge/admin"
 	"github.com/iop-fabric/iop/edge/httpapi"
@@ -29,7 +30,13 @@ func (e *Edge) State(ctx context.Context) (s admin.State, err error) {
 	default:
 		return s, errors.New("not connected to the broker yet")
 	}
-	err = e.loop.ask(ctx, func() { s.Nodes, s.Pool = e.loop.reg.Snapshot(), e.loop.pool.Snapshot() })
+	s.Certificate, s.Certificates = e.cert.Load().Leaf.NotAfter, map[string]time.Time{}
+	err = e.loop.ask(ctx, func() {
+		s.Nodes, s.Pool = e.loop.reg.Snapshot(), e.loop.pool.Snapshot()
+		for name, r := range e.registered {
+			s.Certificates[name] = r.until
+		}
+	})
 	s.Ready = e.checkReady()
 	return s, err
 }

@@ -13,6 +13,11 @@ const (
 	evTunnel     = "node.tunnel_ended"
 	evStream     = "node.stream_failed" // Edge broke the rules of a stream or left it
 	evLeft       = "node.exchanges_left"
+	evKeys       = "node.keys_renewed"         // other keys serve from this dial on
+	evKeysBad    = "node.keys_unreadable"      // the files are no good; what served goes on
+	evExpiring   = "node.certificate_expiring" // and nobody has renewed it
+	evRenewed    = "node.certificate_renewed"  // the authority has signed it anew; it serves from the next dial
+	evNotRenewed = "node.certificate_refused"  // the authority has not, or what came is no good
 )
 
 // Attribute keys.
@@ -29,4 +34,5 @@ const (
 	keyAttempt    = "attempt"
 	keyDuration   = "duration"
 	keyStack      = "stack"
+	keyUntil      = "until"
 )

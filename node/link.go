@@ -91,7 +91,7 @@ func (n *Node) receive(l *link, m bus.Msg) {
 		l.streams.bodyFrame(msg.Run, m.Data)
 	case subjects.Cancel:
 		l.streams.cancelRun(msg.Run, m.Data)
-	case subjects.SessionVerb, subjects.Register, subjects.Ready, subjects.Heartbeat, subjects.Fence:
+	case subjects.SessionVerb, subjects.Register, subjects.Ready, subjects.Heartbeat, subjects.Fence, subjects.Renew:
 		select {
 		case n.inbox <- signal{l, msg.Verb, m.Data}:
 		default:
@@ -164,7 +164,7 @@ func (l *link) event(n *Node, verb subjects.Verb, data []byte) (ev session.Event
 
 // prove makes the register request: the token, and both of our signatures (G3).
 func (l *link) prove(n *Node, token []byte) ([]byte, error) {
-	id := n.deps.Identity
+	id := n.keys.used
 	r := &iopv1.RegisterRequest{
 		NodeId: l.id.Node, SessionToken: token, Nonce: l.nonce, RecipientKey: id.Curve.Public(),
 		InstanceId: n.deps.InstanceID, Software: n.deps.Software,

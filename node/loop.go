@@ -30,6 +30,8 @@ func (n *Node) Run(ctx context.Context) error {
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	look := time.NewTimer(n.keys.pause())
+	defer look.Stop()
 	stop := ctx.Done()
 	ev := session.Event{Kind: session.Started}
 	for {
@@ -55,6 +57,11 @@ func (n *Node) Run(ctx context.Context) error {
 			ev = session.Event{Kind: session.Idle, Gen: n.link.id.Gen}
 		case <-timer.C:
 			ev = session.Event{Kind: session.DeadlinePassed}
+		case <-look.C:
+			ev = n.renewal(time.Now(), true)
+			look.Reset(n.keys.pause())
+		case <-n.asked:
+			ev = n.taken(time.Now())
 		case <-stop:
 			stop, ev = nil, session.Event{Kind: session.StopAsked}
 		}
@@ -66,6 +73,9 @@ func (n *Node) Run(ctx context.Context) error {
 func (n *Node) read(sig signal) session.Event {
 	if sig.link != n.link {
 		return session.Event{}
+	}
+	if sig.verb == subjects.Renew {
+		return n.renewed(sig.data)
 	}
 	ev, ok := sig.link.event(n, sig.verb, sig.data)
 	if !ok {
@@ -90,6 +100,9 @@ func (n *Node) step(ctx context.Context, ev session.Event) (exit bool, err error
 			if next := n.apply(ctx, ef); next.Kind != 0 {
 				ev = next // at most one effect of a step brings an event
 			}
+		}
+		if was != session.Ready && n.core.State() == session.Ready {
+			ev = n.renewal(time.Now(), false) // no effect of that step brings one
 		}
 	}
 	return false, nil
@@ -128,7 +141,7 @@ func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
 			event = evFenced
 		}
 		level := slog.LevelWarn
-		if n.core.Stopping() {
+		if n.core.Stopping() || ef.Reason == session.Renewed {
 			level = slog.LevelInfo // our own doing, whatever Edge says to it
 		}
 		n.log.LogAttrs(context.Background(), level, event, slog.Uint64(keyGeneration, ef.Gen), slog.Any(keyReason, ef.Reason))
@@ -150,6 +163,7 @@ func (n *Node) dial(ctx context.Context) session.Event {
 		n.failed(why)
 		return session.Event{Kind: session.DialFailed, Reason: why}
 	}
+	n.reload()
 	conn, err := n.deps.Dial(ctx)
 	switch {
 	case errors.Is(err, ErrLocal):
@@ -184,7 +198,7 @@ func (n *Node) dial(ctx context.Context) session.Event {
 func (n *Node) applyConfig(l *link) session.Event {
 	ctx, cancel := context.WithTimeout(l.ctx, applyBound)
 	defer cancel()
-	payload, err := openConfig(n.deps.Identity, n.cfg.Edge, l.nonce, 0, l.answer.GetConfig())
+	payload, err := openConfig(n.keys.used, n.cfg.Edge, l.nonce, 0, l.answer.GetConfig())
 	if err == nil {
 		err = n.host.apply(ctx, payload)
 	}

@@ -14,6 +14,7 @@ import (
 type metrics struct {
 	ready     prometheus.Gauge
 	open      prometheus.Gauge
+	expiry    prometheus.Gauge
 	dials     prometheus.Counter
 	sent      prometheus.Counter
 	resent    prometheus.Counter
@@ -46,6 +47,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		ready:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "iop_node_ready", Help: "1 while a session is ready."}),
 		open:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "iop_node_exchanges", Help: "Exchanges with providers under way."}),
+		expiry:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "iop_node_certificate_expiry_timestamp_seconds", Help: "When the certificate expires that the Node dials with."}),
 		dials:     prometheus.NewCounter(prometheus.CounterOpts{Name: "iop_node_dials_total", Help: "Dials to the broker."}),
 		sent:      prometheus.NewCounter(prometheus.CounterOpts{Name: "iop_node_frames_sent_total", Help: "Frames sent to Edge, repetitions not counted."}),
 		resent:    prometheus.NewCounter(prometheus.CounterOpts{Name: "iop_node_frames_resent_total", Help: "Frames sent to Edge again."}),
@@ -66,7 +68,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		return m, nil
 	}
 	var errs []error
-	for _, c := range []prometheus.Collector{m.ready, m.open, m.dials, m.sent, m.resent, terminals, ends, dropped} {
+	for _, c := range []prometheus.Collector{m.ready, m.open, m.expiry, m.dials, m.sent, m.resent, terminals, ends, dropped} {
 		errs = append(errs, reg.Register(c))
 	}
 	return m, errors.Join(errs...)

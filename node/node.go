@@ -50,6 +50,12 @@ type Deps struct {
 	// Adapters makes an adapter by its type; an unknown type is an error.
 	Adapters func(c *iopv1.AdapterConfig) (agent.Provider, error)
 	Identity Identity
+	// Reload reads what Identity was read from again, and makes the next Dial use it.
+	// It is called before every dial, and once in a while; nil: it never changes.
+	Reload func() (Identity, error)
+	// Save keeps a certificate that the authority has signed anew, for the same key,
+	// where Reload reads it; nil: the authority is not asked.
+	Save func(*identity.Certificate) error
 	// InstanceID is this process's own: 16 characters, wire.NewToken (B12).
 	InstanceID string
 	// Software says who we are, for people: "iop/1.4.0 linux/amd64".
@@ -67,8 +73,10 @@ type Node struct {
 	metrics *metrics
 	host    *host
 
-	inbox chan signal // of the live session's callback to the supervisor
-	link  *link       // the supervisor's alone
+	inbox chan signal   // of the live session's callback to the supervisor
+	asked chan struct{} // one place: Reload was called
+	link  *link         // the supervisor's alone
+	keys  keys          // the supervisor's alone
 	// children are the goroutines of ended sessions and of exchanges.
 	children sync.WaitGroup
 
@@ -113,8 +121,11 @@ func New(cfg configs.Node, deps Deps) (*Node, error) {
 		// A session owes the supervisor a handful of answers and a heartbeat a
 		// second; what a peer floods beyond that is dropped.
 		inbox:  make(chan signal, 64),
+		asked:  make(chan struct{}, 1),
 		status: Status{State: "new"},
 	}
+	n.keys.use(id)
+	m.expiry.Set(float64(id.Certificate.Leaf.NotAfter.Unix()))
 	n.host = newHost(deps.Adapters, log, m)
 	return n, nil
 }

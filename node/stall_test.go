@@ -170,8 +170,10 @@ func TestWaitForCreditIsNoStall(t *testing.T) {
 			return context.Cause(ctx)
 		}}).ready()
 		defer r.finish()
-		run, a := r.edge.open(stallIn(stallBound))
-		r.edge.with(func() { a.slow = true })
+		run := wire.NewRunID()
+		a := r.edge.expect(run)
+		r.edge.with(func() { a.slow = true }) // before the answer can come
+		r.edge.openAs(run, stallIn(stallBound))
 		pass(time.Hour + 700*time.Millisecond)
 		r.edge.wantClass(a, "")
 		r.edge.read(run, a)

@@ -42,13 +42,13 @@ func EdgePermissions(edge string) Permissions {
 func ServicePermissions() Permissions {
 	return Permissions{
 		Publish: []string{
-			root + "*.ctl.>", root + "*.*.*.down.session", root + "*.*.*.down.fence",
+			root + "*.ctl.>", root + "*.*.*.down.session", root + "*.*.*.down.fence", root + "*.*.*.down.renew",
 			LeafEverywhere(Here), LeafEverywhere(Noted), LeafEverywhere(Kick),
 			// Answers to store requests go to the asking Edge's inbox.
 			"_INBOX.*._edge.>",
 		},
 		Subscribe: []string{
-			UpEverywhere(SessionVerb), UpEverywhere(Heartbeat), StoreEverywhere(), CtlEverywhere(Admitted),
+			UpEverywhere(SessionVerb), UpEverywhere(Renew), UpEverywhere(Heartbeat), StoreEverywhere(), CtlEverywhere(Admitted),
 			LeafEverywhere(Beat), LeafEverywhere(Opened), LeafEverywhere(Ended),
 		},
 	}

@@ -24,6 +24,7 @@ const (
 	Register    Verb = "register"
 	Ready       Verb = "ready"
 	Heartbeat   Verb = "heartbeat"
+	Renew       Verb = "renew"   // both ways, with the authority
 	Event       Verb = "event"   // up, with run
 	Frame       Verb = "frame"   // up, with run
 	Ack         Verb = "ack"     // both ways
@@ -61,11 +62,11 @@ const (
 // withRun says of each verb and direction whether a run id follows it.
 var (
 	upVerbs = map[Verb]bool{
-		SessionVerb: false, Register: false, Ready: false, Heartbeat: false,
+		SessionVerb: false, Register: false, Ready: false, Heartbeat: false, Renew: false,
 		Event: true, Frame: true, Ack: false, Result: true,
 	}
 	downVerbs = map[Verb]bool{
-		SessionVerb: false, Register: false, Ready: false, Heartbeat: false,
+		SessionVerb: false, Register: false, Ready: false, Heartbeat: false, Renew: false,
 		Run: true, Tunnel: true, Body: true, Ack: false, Cancel: true,
 		Command: true, Refresh: false, Fence: false,
 	}

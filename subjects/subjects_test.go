@@ -355,7 +355,7 @@ func TestI3PermissionsFitTheBuilders(t *testing.T) {
 		}
 		for v, takesRun := range upVerbs {
 			up := s.Up(v, runFor(takesRun))
-			service1 := v == SessionVerb || v == Heartbeat
+			service1 := v == SessionVerb || v == Renew || v == Heartbeat
 			check("node publishes", node.Publish, up, true)
 			check("node reads", node.Subscribe, up, false)
 			check("edge reads", edge.Subscribe, up, true)
@@ -376,7 +376,7 @@ func TestI3PermissionsFitTheBuilders(t *testing.T) {
 			check("node publishes", node.Publish, down, false)
 			check("edge publishes", edge.Publish, down, true)
 			check("edge reads", edge.Subscribe, down, false)
-			check("service publishes", service.Publish, down, v == SessionVerb || v == Fence)
+			check("service publishes", service.Publish, down, v == SessionVerb || v == Renew || v == Fence)
 			check("leaf carries", leaf.Subscribe, down, true)
 			if other != s {
 				check("node reads", node.Subscribe, other.Down(v, runFor(takesRun)), false)

@@ -17,10 +17,13 @@ func newEdge() *cobra.Command {
 		long: `Run an Edge: it takes callers' HTTP, queues, picks a provider and streams the answer back.
 
 It starts without its broker and waits for it; /readyz on the admin listener says what it lacks. SIGTERM stops it
-gracefully: running answers may take stop_grace to end. A second one stops it at once.`,
+gracefully: running answers may take stop_grace to end. A second one stops it at once. SIGHUP makes it read its own
+certificate again, which it does once a minute anyway.`,
 		has: func(f *configs.File) bool { return f.Edge != nil },
 		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
-			return up.RunEdge(ctx, *f.Edge, log, ready)
+			hangup, stop := onHangup()
+			defer stop()
+			return up.RunEdge(ctx, *f.Edge, log, hangup, ready)
 		},
 	}.command()
 }

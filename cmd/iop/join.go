@@ -76,7 +76,9 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 			if err != nil {
 				return err
 			}
-			return up.RunNode(cmd.Context(), *cfg.Node, log.With(slog.String("role", "node")), func(i up.ProcessInfo) { printProcess(out, i, asJSON) })
+			hangup, stop := onHangup()
+			defer stop()
+			return up.RunNode(cmd.Context(), *cfg.Node, log.With(slog.String("role", "node")), hangup, func(i up.ProcessInfo) { printProcess(out, i, asJSON) })
 		},
 	}
 	f := cmd.Flags()

@@ -19,10 +19,13 @@ without anything remote being reachable.
 
 It exits 0 when it was told to stop, and 1 when something of its own is broken (configuration, key, certificate) or
 reconnect.max_attempts dials in a row brought no session. SIGTERM stops it gracefully: new work is refused, what runs
-may take stop_grace to end. A second one stops it at once.`,
+may take stop_grace to end. A second one stops it at once. SIGHUP makes it dial anew with the keys that its files hold
+then; what runs ends first.`,
 		has: func(f *configs.File) bool { return f.Node != nil },
 		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
-			return up.RunNode(ctx, *f.Node, log, ready)
+			hangup, stop := onHangup()
+			defer stop()
+			return up.RunNode(ctx, *f.Node, log, hangup, ready)
 		},
 	}.command()
 }

@@ -22,6 +22,7 @@ func printStatus(w io.Writer, s adminapi.Snapshot) {
 	}
 	fmt.Fprintf(w, "edge %s is %s, up for %s; %s served, %s waiting\n\n", s.Edge, state, ago(s.Time, s.Started),
 		count(s.Queue.InFlight, "request is", "requests are"), fmt.Sprint(s.Queue.Waiting))
+	printExpiring(w, s)
 	printNodes(w, s)
 	fmt.Fprintln(w)
 	printProviders(w, s)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/iop-fabric/iop/internal/adminapi"
 )
@@ -121,3 +122,41 @@ type full struct{}
 var errFull = errors.New("no space left on device")
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
+
+// A certificate that ends within 30 days has a line of its own, whoever's it is; one
+// of a year has not.
+//
+// Contract: B8 D8
+func TestExpiringCertificatesAreWarnedOf(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := adminapi.Snapshot{
+		Edge: "home", Time: now, Ready: true,
+		Certificates: []adminapi.Certificate{{Role: "edge", Name: "home", Expires: now.Add(20 * 24 * time.Hour)}},
+		Nodes: []adminapi.Node{
+			{Name: "near", Connected: true, CertificateExpires: now.Add(29 * 24 * time.Hour)},
+			{Name: "far", Connected: true, CertificateExpires: now.Add(31 * 24 * time.Hour)},
+			{Name: "past", Connected: true, CertificateExpires: now},
+			{Name: "away"},
+		},
+	}
+	var out bytes.Buffer
+	printStatus(&out, s)
+	for _, want := range []string{
+		"the certificate of edge home expires in 20d", "the certificate of node near expires in 29d",
+		"the certificate of node past is over",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if n := strings.Count(out.String(), "WARNING"); n != 3 {
+		t.Errorf("%d warnings in\n%s", n, out.String())
+	}
+	out.Reset()
+	printNodes(&out, s)
+	for _, want := range []string{"EXPIRES", "in 31d"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}

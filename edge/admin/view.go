@@ -16,6 +16,9 @@ type State struct {
 	Ready error // nil: it is
 	Nodes []registry.NodeState
 	Pool  pool.Snapshot
+	// Certificate is the end of the Edge's own, Certificates those of its nodes.
+	Certificate  time.Time
+	Certificates map[string]time.Time
 }
 
 // view makes the answer.
@@ -23,6 +26,7 @@ func (a *API) view(s State, now time.Time) adminapi.Snapshot {
 	out := adminapi.Snapshot{
 		Edge: a.cfg.Edge, Time: now, Started: a.started, Ready: s.Ready == nil,
 		Nodes: []adminapi.Node{}, Providers: []adminapi.Provider{}, Models: []adminapi.Model{},
+		Certificates: []adminapi.Certificate{},
 		Queue: adminapi.Queue{
 			Waiting: s.Pool.Waiting, InFlight: s.Pool.Held, Depth: a.cfg.QueueDepth, WaitMs: a.cfg.QueueWait.Milliseconds(),
 		},
@@ -36,7 +40,14 @@ func (a *API) view(s State, now time.Time) adminapi.Snapshot {
 		out.Providers = append(out.Providers, providerView(p))
 	}
 	for _, n := range s.Nodes {
-		out.Nodes = append(out.Nodes, nodeView(n, busy[n.Node], now))
+		v := nodeView(n, busy[n.Node], now)
+		if n.Connected {
+			v.CertificateExpires = s.Certificates[n.Node]
+		}
+		out.Nodes = append(out.Nodes, v)
+	}
+	if !s.Certificate.IsZero() {
+		out.Certificates = append(out.Certificates, adminapi.Certificate{Role: "edge", Name: a.cfg.Edge, Expires: s.Certificate})
 	}
 	for _, m := range s.Pool.Models {
 		out.Models = append(out.Models, modelView(m, s.Pool, now))

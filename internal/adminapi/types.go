@@ -18,6 +18,15 @@ type Snapshot struct {
 	Providers []Provider `json:"providers"`
 	Models    []Model    `json:"models"`
 	Queue     Queue      `json:"queue"`
+	// Certificates are this process's own.
+	Certificates []Certificate `json:"certificates"`
+}
+
+// Certificate is one that proves who a process is.
+type Certificate struct {
+	Role    string    `json:"role"`
+	Name    string    `json:"name"`
+	Expires time.Time `json:"expires"`
 }
 
 // Node is one node. Nothing of how it is reached is told (N4).
@@ -38,6 +47,8 @@ type Node struct {
 	Software       string `json:"software,omitempty"`
 	// InFlight is how many requests its providers serve now.
 	InFlight int `json:"in_flight"`
+	// CertificateExpires is the end of the certificate that its session was proved with.
+	CertificateExpires time.Time `json:"certificate_expires,omitzero"`
 }
 
 // Provider is one provider: a target behind an adapter of a node.

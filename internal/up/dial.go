@@ -36,10 +36,12 @@ type remote struct {
 	pool *x509.CertPool
 	user *identity.NKey
 	urls []string
+
+	files configs.TLS
 }
 
 func loadRemote(r configs.Remote) (out remote, err error) {
-	out.urls = r.URLs
+	out.urls, out.files = r.URLs, r.TLS
 	if out.cert, err = identity.LoadCertificate(r.TLS.Certificate, r.TLS.Key); err != nil {
 		return out, err
 	}
@@ -95,6 +97,7 @@ func NewEdge(cfg configs.Edge, log *slog.Logger, metrics *prometheus.Registry) (
 func (r remote) dialEdge(ctx context.Context, name, instance string, onError func(error)) (conn bus.Conn, reason string, err error) {
 	o := r.options(instance + wire.NewToken())
 	o.Inbox, o.Reconnect, o.OnError = subjects.EdgeInbox(name), true, onError
+	o.TLS.Certificates, o.TLS.GetClientCertificate = nil, r.current
 	c, err := natsbus.Dial(ctx, o)
 	if err != nil {
 		refusal := natsbus.Classify(err)
@@ -117,6 +120,18 @@ func (r remote) dialEdge(ctx context.Context, name, instance string, onError fun
 		return nil, string(natsbus.Timeout), err
 	}
 	return nil, denied, fmt.Errorf("the broker refused this edge: %s", denied)
+}
+
+// current is the certificate as it is now: a connection outlives the one it was made
+// with, and shows the newer when it is made again. A pair that is being written, or no
+// good, leaves the one there was.
+func (r remote) current(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	c, err := identity.LoadCertificate(r.files.Certificate, r.files.Key)
+	if err != nil || c.ID() != r.cert.ID() {
+		c = r.cert
+	}
+	pair := c.TLS()
+	return &pair, nil
 }
 
 func ask(ctx context.Context, c *natsbus.Conn) (natsbus.UserInfo, error) {

@@ -16,8 +16,8 @@ import (
 	"github.com/iop-fabric/iop/internal/identity"
 )
 
-// Lifetimes of what Prepare makes. Rotation is an operator's act on more than
-// one host; on one host a new folder does.
+// Lifetimes of what Prepare makes. Certificates are renewed before their end; a new
+// CA is a new folder.
 const (
 	caLife   = 10 * 365 * 24 * time.Hour
 	certLife = 365 * 24 * time.Hour
@@ -250,10 +250,7 @@ func renewBroker(f Folder, hosts ...string) error {
 		return nil
 	}
 	hosts = append(hosts, brokerHosts()...)
-	hosts = append(hosts, c.Leaf.DNSNames...)
-	for _, ip := range c.Leaf.IPAddresses {
-		hosts = append(hosts, ip.String())
-	}
+	hosts = append(hosts, c.Hosts()...)
 	var unique []string
 	for _, h := range hosts {
 		if !slices.Contains(unique, h) && len(unique) < maxHosts {

@@ -152,20 +152,22 @@ func runServer(ctx context.Context, s server, at listener, metrics *prometheus.R
 // EventReloadFailed: what was to be read anew is not good; what served goes on.
 const EventReloadFailed = "process.reload_failed"
 
-// RunEdge runs an Edge until ctx ends, however long the broker takes to appear.
-func RunEdge(ctx context.Context, cfg configs.Edge, log *slog.Logger, ready func(ProcessInfo)) error {
+// RunEdge runs an Edge until ctx ends, however long the broker takes to appear. A hangup
+// makes it read its certificate towards the broker again; nil: it does by itself.
+func RunEdge(ctx context.Context, cfg configs.Edge, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	e, err := NewEdge(cfg, log, NewMetrics())
 	if err != nil {
 		return err
 	}
-	return runPart(ctx, part{run: e.Run, ready: e.Ready(), tell: func() {
+	return runPart(ctx, part{run: e.Run, ready: e.Ready(), hangup: hangup, reload: e.Reload, tell: func() {
 		ready(ProcessInfo{Role: "edge", Name: cfg.Name, BaseURL: e.BaseURL(), AdminURL: "http://" + e.AdminAddr()})
 	}})
 }
 
 // RunNode runs a Node until ctx ends, its attempts are exhausted or something
 // local is broken (S4). It calls ready at once: a Node is up without any remote (S1).
-func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, ready func(ProcessInfo)) error {
+// A hangup makes it dial anew with the keys that its files hold then; nil: never.
+func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
 	n, err := NewNode(cfg, func() []string { return cfg.Broker.URLs }, log, metrics)
 	if err != nil {
@@ -187,7 +189,7 @@ func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, ready func
 	}
 	started := make(chan struct{})
 	close(started)
-	return runPart(ctx, part{run: n.Run, ready: started, admin: own, tell: func() {
+	return runPart(ctx, part{run: n.Run, ready: started, admin: own, hangup: hangup, reload: n.Reload, tell: func() {
 		ready(ProcessInfo{Role: "node", Name: cfg.Name, AdminURL: own.url()})
 	}})
 }

@@ -78,10 +78,14 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 			return err
 		}
 	}
+	if _, err := renewOwn(o.Folder, cfg, time.Now()); err != nil { // what has expired would not start
+		return err
+	}
 	fabric, err := Build(cfg, log)
 	if err != nil {
 		return err
 	}
+	defer fabric.lookAfter(o.Folder)()
 	fabric.Edge.OnModels(models)
 	// Who asks for the status finds the listener there, whatever its port.
 	adminURL := o.Folder.AdminURL()
@@ -255,16 +259,9 @@ func (f *Fabric) dialEdge(ctx context.Context, onError func(error)) (bus.Conn, e
 
 // NewNode makes a node daemon that dials the URLs that urls returns.
 func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics prometheus.Registerer) (*node.Node, error) {
-	r, err := loadRemote(cfg.Broker)
+	r, id, err := loadNode(cfg)
 	if err != nil {
 		return nil, err
-	}
-	curve, err := identity.LoadNKey(cfg.CurveKey)
-	if err != nil {
-		return nil, err
-	}
-	if id := r.cert.ID(); id.Role != identity.RoleNode || id.Edge != cfg.Edge || id.Name != cfg.Name {
-		return nil, fmt.Errorf("%s: is the certificate of %s, but this is node %q of edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name, cfg.Edge)
 	}
 	instance := wire.NewToken()
 	dial := func(ctx context.Context) (bus.Conn, error) {
@@ -273,10 +270,44 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 		return natsbus.Dial(ctx, o)
 	}
 	return node.New(cfg, node.Deps{
-		Dial: dial, Adapters: NewAdapter, InstanceID: instance, Software: software(),
-		Identity: node.Identity{Certificate: r.cert, User: r.user, Curve: curve, CA: r.pool},
-		Log:      log, Metrics: metrics,
+		Dial: dial, Adapters: NewAdapter, InstanceID: instance, Software: software(), Identity: id,
+		Reload: func() (node.Identity, error) { // by the goroutine that dials
+			newer, id, err := loadNode(cfg)
+			if err == nil {
+				r = newer
+			}
+			return id, err
+		},
+		Save: func(c *identity.Certificate) error { return saveRenewed(cfg.Broker.TLS, c) },
+		Log:  log, Metrics: metrics,
 	})
+}
+
+// loadNode reads what a node daemon dials and proves itself with.
+func loadNode(cfg configs.Node) (r remote, id node.Identity, err error) {
+	if r, err = loadRemote(cfg.Broker); err != nil {
+		return r, id, err
+	}
+	curve, err := identity.LoadNKey(cfg.CurveKey)
+	if err != nil {
+		return r, id, err
+	}
+	if id := r.cert.ID(); id.Role != identity.RoleNode || id.Edge != cfg.Edge || id.Name != cfg.Name {
+		return r, node.Identity{}, fmt.Errorf("%s: is the certificate of %s, but this is node %q of edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name, cfg.Edge)
+	}
+	return r, node.Identity{Certificate: r.cert, User: r.user, Curve: curve, CA: r.pool}, nil
+}
+
+// saveRenewed keeps a certificate that was signed anew for the key that is there.
+func saveRenewed(files configs.TLS, c *identity.Certificate) error {
+	key, err := identity.LoadKey(files.Key)
+	if err != nil {
+		return err
+	}
+	if _, err := key.Certificate(c.Chain); err != nil {
+		return fmt.Errorf("%s: another key was put there meanwhile: %w", files.Key, err)
+	}
+	return c.SaveChain(files.Certificate)
 }
 
 // NewAdapter makes an adapter of the type its configuration names.

@@ -32,12 +32,13 @@ const (
 	EdgeChanged Reason = "edge_changed"
 	Lost        Reason = "lost" // the connection ended
 	Stopped     Reason = "stopped"
+	Renewed     Reason = "renewed" // our own doing: the next dial shows a newer certificate (B8)
 )
 
 // Reasons lists them all.
 var Reasons = []Reason{
 	Unreachable, Denied, Duplicate, WrongName, NoToken, Refused, BadConfig, NotReady,
-	StepBound, Superseded, Fenced, Silent, EdgeChanged, Lost, Stopped,
+	StepBound, Superseded, Fenced, Silent, EdgeChanged, Lost, Stopped, Renewed,
 }
 
 // ReasonOf reads the reason word a peer gave. Two of them change what follows;

@@ -122,7 +122,7 @@ func TestInvariants(t *testing.T) {
 		reasons := []Reason{Superseded, Duplicate, "", "other"}
 		for range rapid.IntRange(1, 120).Draw(t, "events") {
 			ev := Event{
-				Kind: Kind(rapid.IntRange(int(Started), int(StopAsked)).Draw(t, "kind")), //nolint:gosec // in range
+				Kind: Kind(rapid.IntRange(int(Started), int(RenewAsked)).Draw(t, "kind")), //nolint:gosec // in range
 				OK:   rapid.IntRange(0, 5).Draw(t, "ok") > 0, Instance: rapid.SampledFrom([]string{"e1", "e1", "e1", "e2", ""}).Draw(t, "edge"),
 				Reason: rapid.SampledFrom(reasons).Draw(t, "reason"), Rand: rapid.Float64Range(0, 0.999).Draw(t, "rand"),
 				Interval: time.Duration(rapid.IntRange(0, 3).Draw(t, "beat")) * time.Second,
@@ -152,7 +152,7 @@ func TestInvariants(t *testing.T) {
 				if d := c.Deadline(); d.After(now) {
 					now = d
 				}
-			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, FenceReceived, ConnectionLost, Idle:
+			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, FenceReceived, ConnectionLost, Idle, RenewAsked:
 				ev.Gen = c.Generation()
 				if rapid.IntRange(0, 9).Draw(t, "stale") == 0 {
 					ev.Gen = gen + 1
@@ -175,7 +175,7 @@ func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
 		if m.dials++; m.policy.MaxAttempts > 0 && m.dials > m.policy.MaxAttempts {
 			t.Fatalf("I2: dial %d of %d", m.dials, m.policy.MaxAttempts)
 		}
-		m.working, m.lost = false, false
+		m.working, m.lost, m.draining = false, false, false
 	case AskToken:
 		if m.live != ef.Gen {
 			t.Fatalf("I4: session %d asks for a token, %d is live", ef.Gen, m.live)
@@ -190,6 +190,9 @@ func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
 			t.Fatal("I5: ready before work is taken")
 		}
 	case RefuseWork:
+		if ev.Kind == RenewAsked {
+			t.Fatal("I9: a renewal refuses what Edge has sent already")
+		}
 		m.draining = true
 	case EndSession:
 		if m.live == 0 || ef.Gen != m.live {

@@ -29,7 +29,8 @@ const (
 	AwaitingReady
 	// Ready: Edge acknowledged.
 	Ready
-	// Draining: a local stop was asked for; what runs may end within its grace.
+	// Draining: a local stop was asked for, or new keys are to serve; what runs may
+	// end within its grace.
 	Draining
 	// Closed: Exit was ordered. Nothing follows.
 	Closed
@@ -122,6 +123,7 @@ const (
 	Idle                              // nothing is open any more; told while Draining
 	DeadlinePassed                    // Deadline() is due
 	StopAsked                         // local shutdown
+	RenewAsked                        // there are newer keys: drain for Bound at the most, then dial anew
 )
 
 // Event is one event.
@@ -192,6 +194,8 @@ type Core struct {
 	due    time.Time // Waiting: the dial. Steps: the bound. Draining: grace, then cut
 	resend time.Time // the unanswered request goes out again; zero: nothing to repeat
 	cut    bool      // Draining: CutRest was ordered
+	renew  bool      // Draining: for newer keys, not for a stop
+	refuse time.Time // Draining: RefuseWork is due; zero: it was ordered
 }
 
 // New makes a core that has not begun: Started does.

@@ -103,7 +103,11 @@ func (c *Core) inSession(now time.Time, ev Event, out []Effect) []Effect {
 		return c.end(now, Lost, ev.Rand, out)
 	case Idle:
 		if c.state == Draining {
-			return c.end(now, Stopped, ev.Rand, out)
+			return c.end(now, c.drained(), ev.Rand, out)
+		}
+	case RenewAsked:
+		if c.state == Ready {
+			return c.renewal(now, ev.Bound, out)
 		}
 	default: // Step takes the rest, in a session or not
 	}
@@ -132,10 +136,13 @@ func (c *Core) deadline(now time.Time, ev Event, out []Effect) []Effect {
 		}
 		if c.state == Draining && !now.Before(c.due) {
 			if c.cut {
-				return c.end(now, Stopped, ev.Rand, out)
+				return c.end(now, c.drained(), ev.Rand, out)
 			}
 			c.cut, c.due = true, now.Add(c.cfg.CutBound)
 			out = append(out, Effect{Kind: CutRest, Gen: c.gen})
+		}
+		if !c.refuse.IsZero() && !now.Before(c.refuse) {
+			return c.refuseWork(now, out)
 		}
 	case Dialling, Closed: // nothing is due
 	}
@@ -150,7 +157,7 @@ func (c *Core) deadline(now time.Time, ev Event, out []Effect) []Effect {
 func (c *Core) Deadline() time.Time {
 	at := c.due
 	if c.state == Ready || c.state == Draining {
-		at = earlier(at, c.heard.Add(c.bound))
+		at = earlier(earlier(at, c.heard.Add(c.bound)), c.refuse)
 	}
 	return earlier(earlier(at, c.resend), c.beatAt)
 }
@@ -181,10 +188,10 @@ func (c *Core) stop(now time.Time, out []Effect) []Effect {
 			c.heard = now // ready was never acknowledged; Edge still gets its bound
 		}
 		c.become(now, Draining, 0)
-		c.beatAt = now.Add(c.interval)
-		return append(out,
-			Effect{Kind: RefuseWork, Gen: c.gen},
-			Effect{Kind: SendHeartbeat, Gen: c.gen, Draining: true})
+		return c.refuseWork(now, out)
+	case Draining: // for newer keys
+		c.renew, c.cut, c.due = false, false, now.Add(c.cfg.StopGrace)
+		return c.refuseWork(now, out)
 	case Dialling:
 		return out // the dial ends first, as a failure or as a session to close (I1)
 	case Admitted, Registering, Applying:
@@ -192,6 +199,31 @@ func (c *Core) stop(now time.Time, out []Effect) []Effect {
 	default:
 		return c.exit(now, nil, out)
 	}
+}
+
+// renewal drains for newer keys. What Edge has sent before it heard of that is still
+// taken: nothing may be lost to what nobody has asked for.
+func (c *Core) renewal(now time.Time, bound time.Duration, out []Effect) []Effect {
+	c.become(now, Draining, 0)
+	c.renew, c.due = true, now.Add(bound)
+	c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)
+	return append(out, Effect{Kind: SendHeartbeat, Gen: c.gen, Draining: true})
+}
+
+// refuseWork takes nothing new from now on.
+func (c *Core) refuseWork(now time.Time, out []Effect) []Effect {
+	c.refuse, c.beatAt = time.Time{}, now.Add(c.interval)
+	return append(out,
+		Effect{Kind: RefuseWork, Gen: c.gen},
+		Effect{Kind: SendHeartbeat, Gen: c.gen, Draining: true})
+}
+
+// drained is why a session that was drained has ended.
+func (c *Core) drained() Reason {
+	if c.renew {
+		return Renewed
+	}
+	return Stopped
 }
 
 // end ends the live session and decides what follows.
@@ -242,7 +274,7 @@ func (c *Core) become(now time.Time, s State, resend time.Duration) {
 	case Draining:
 		c.due, c.cut = now.Add(c.cfg.StopGrace), false
 	case Waiting, Dialling, Closed:
-		c.gen, c.ready, c.instance, c.beatAt = 0, false, "", time.Time{}
+		c.gen, c.ready, c.instance, c.beatAt, c.renew, c.refuse = 0, false, "", time.Time{}, false, time.Time{}
 	case Ready:
 	}
 }

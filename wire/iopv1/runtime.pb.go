@@ -82,7 +82,7 @@ func (x ProviderTunnelFrame_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProviderTunnelFrame_Kind.Descriptor instead.
 func (ProviderTunnelFrame_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{21, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{23, 0}
 }
 
 type NodeConfigRefreshResponse_Outcome int32
@@ -134,7 +134,7 @@ func (x NodeConfigRefreshResponse_Outcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeConfigRefreshResponse_Outcome.Descriptor instead.
 func (NodeConfigRefreshResponse_Outcome) EnumDescriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36, 0}
 }
 
 // ---------- session ----------
@@ -798,6 +798,134 @@ func (x *SessionGrant) GetErrorClass() string {
 	return ""
 }
 
+type RenewRequest struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	Nonce                []byte                 `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`                                                           // the answer carries it
+	CertificateChain     [][]byte               `protobuf:"bytes,2,rep,name=certificate_chain,json=certificateChain,proto3" json:"certificate_chain,omitempty"`             // the one that serves, leaf first
+	CertificateSignature []byte                 `protobuf:"bytes,3,opt,name=certificate_signature,json=certificateSignature,proto3" json:"certificate_signature,omitempty"` // by its key, and by the nkey, over edge, node, generation and nonce
+	NkeySignature        []byte                 `protobuf:"bytes,4,opt,name=nkey_signature,json=nkeySignature,proto3" json:"nkey_signature,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_iop_v1_runtime_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_iop_v1_runtime_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RenewRequest) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *RenewRequest) GetCertificateChain() [][]byte {
+	if x != nil {
+		return x.CertificateChain
+	}
+	return nil
+}
+
+func (x *RenewRequest) GetCertificateSignature() []byte {
+	if x != nil {
+		return x.CertificateSignature
+	}
+	return nil
+}
+
+func (x *RenewRequest) GetNkeySignature() []byte {
+	if x != nil {
+		return x.NkeySignature
+	}
+	return nil
+}
+
+type RenewResponse struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Nonce            []byte                 `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	CertificateChain [][]byte               `protobuf:"bytes,2,rep,name=certificate_chain,json=certificateChain,proto3" json:"certificate_chain,omitempty"` // leaf first; none: refused
+	Reason           string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_iop_v1_runtime_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_iop_v1_runtime_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RenewResponse) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *RenewResponse) GetCertificateChain() [][]byte {
+	if x != nil {
+		return x.CertificateChain
+	}
+	return nil
+}
+
+func (x *RenewResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type SessionNotice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -812,7 +940,7 @@ type SessionNotice struct {
 
 func (x *SessionNotice) Reset() {
 	*x = SessionNotice{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[9]
+	mi := &file_iop_v1_runtime_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +952,7 @@ func (x *SessionNotice) String() string {
 func (*SessionNotice) ProtoMessage() {}
 
 func (x *SessionNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[9]
+	mi := &file_iop_v1_runtime_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +965,7 @@ func (x *SessionNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionNotice.ProtoReflect.Descriptor instead.
 func (*SessionNotice) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{9}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SessionNotice) GetNodeId() string {
@@ -895,7 +1023,7 @@ type StoreRequest struct {
 
 func (x *StoreRequest) Reset() {
 	*x = StoreRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[10]
+	mi := &file_iop_v1_runtime_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +1035,7 @@ func (x *StoreRequest) String() string {
 func (*StoreRequest) ProtoMessage() {}
 
 func (x *StoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[10]
+	mi := &file_iop_v1_runtime_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1048,7 @@ func (x *StoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRequest.ProtoReflect.Descriptor instead.
 func (*StoreRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{10}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StoreRequest) GetKey() string {
@@ -962,7 +1090,7 @@ type StoreEntry struct {
 
 func (x *StoreEntry) Reset() {
 	*x = StoreEntry{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[11]
+	mi := &file_iop_v1_runtime_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1102,7 @@ func (x *StoreEntry) String() string {
 func (*StoreEntry) ProtoMessage() {}
 
 func (x *StoreEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[11]
+	mi := &file_iop_v1_runtime_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1115,7 @@ func (x *StoreEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreEntry.ProtoReflect.Descriptor instead.
 func (*StoreEntry) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{11}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StoreEntry) GetKey() string {
@@ -1024,7 +1152,7 @@ type StoreResponse struct {
 
 func (x *StoreResponse) Reset() {
 	*x = StoreResponse{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[12]
+	mi := &file_iop_v1_runtime_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1164,7 @@ func (x *StoreResponse) String() string {
 func (*StoreResponse) ProtoMessage() {}
 
 func (x *StoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[12]
+	mi := &file_iop_v1_runtime_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1177,7 @@ func (x *StoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreResponse.ProtoReflect.Descriptor instead.
 func (*StoreResponse) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{12}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StoreResponse) GetEntries() []*StoreEntry {
@@ -1097,7 +1225,7 @@ type StreamAck struct {
 
 func (x *StreamAck) Reset() {
 	*x = StreamAck{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[13]
+	mi := &file_iop_v1_runtime_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1237,7 @@ func (x *StreamAck) String() string {
 func (*StreamAck) ProtoMessage() {}
 
 func (x *StreamAck) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[13]
+	mi := &file_iop_v1_runtime_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1250,7 @@ func (x *StreamAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamAck.ProtoReflect.Descriptor instead.
 func (*StreamAck) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{13}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StreamAck) GetEntries() []*StreamAck_Entry {
@@ -1147,7 +1275,7 @@ type BodyFrame struct {
 
 func (x *BodyFrame) Reset() {
 	*x = BodyFrame{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[14]
+	mi := &file_iop_v1_runtime_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1287,7 @@ func (x *BodyFrame) String() string {
 func (*BodyFrame) ProtoMessage() {}
 
 func (x *BodyFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[14]
+	mi := &file_iop_v1_runtime_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1300,7 @@ func (x *BodyFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BodyFrame.ProtoReflect.Descriptor instead.
 func (*BodyFrame) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{14}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BodyFrame) GetRunId() string {
@@ -1244,7 +1372,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[15]
+	mi := &file_iop_v1_runtime_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1384,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[15]
+	mi := &file_iop_v1_runtime_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1397,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{15}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RunRequest) GetRunId() string {
@@ -1362,7 +1490,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[16]
+	mi := &file_iop_v1_runtime_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1502,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[16]
+	mi := &file_iop_v1_runtime_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1515,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{16}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -1437,7 +1565,7 @@ type ExecutionFailure struct {
 
 func (x *ExecutionFailure) Reset() {
 	*x = ExecutionFailure{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[17]
+	mi := &file_iop_v1_runtime_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1577,7 @@ func (x *ExecutionFailure) String() string {
 func (*ExecutionFailure) ProtoMessage() {}
 
 func (x *ExecutionFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[17]
+	mi := &file_iop_v1_runtime_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1590,7 @@ func (x *ExecutionFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionFailure.ProtoReflect.Descriptor instead.
 func (*ExecutionFailure) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{17}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecutionFailure) GetCode() string {
@@ -1515,7 +1643,7 @@ type RunEvent struct {
 
 func (x *RunEvent) Reset() {
 	*x = RunEvent{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[18]
+	mi := &file_iop_v1_runtime_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1655,7 @@ func (x *RunEvent) String() string {
 func (*RunEvent) ProtoMessage() {}
 
 func (x *RunEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[18]
+	mi := &file_iop_v1_runtime_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1668,7 @@ func (x *RunEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunEvent.ProtoReflect.Descriptor instead.
 func (*RunEvent) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{18}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RunEvent) GetRunId() string {
@@ -1652,7 +1780,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[19]
+	mi := &file_iop_v1_runtime_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1792,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[19]
+	mi := &file_iop_v1_runtime_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1805,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{19}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Header) GetName() string {
@@ -1721,7 +1849,7 @@ type ProviderTunnelRequest struct {
 
 func (x *ProviderTunnelRequest) Reset() {
 	*x = ProviderTunnelRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[20]
+	mi := &file_iop_v1_runtime_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1861,7 @@ func (x *ProviderTunnelRequest) String() string {
 func (*ProviderTunnelRequest) ProtoMessage() {}
 
 func (x *ProviderTunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[20]
+	mi := &file_iop_v1_runtime_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1874,7 @@ func (x *ProviderTunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTunnelRequest.ProtoReflect.Descriptor instead.
 func (*ProviderTunnelRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{20}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ProviderTunnelRequest) GetRunId() string {
@@ -1906,7 +2034,7 @@ type ProviderTunnelFrame struct {
 
 func (x *ProviderTunnelFrame) Reset() {
 	*x = ProviderTunnelFrame{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[21]
+	mi := &file_iop_v1_runtime_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2046,7 @@ func (x *ProviderTunnelFrame) String() string {
 func (*ProviderTunnelFrame) ProtoMessage() {}
 
 func (x *ProviderTunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[21]
+	mi := &file_iop_v1_runtime_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2059,7 @@ func (x *ProviderTunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTunnelFrame.ProtoReflect.Descriptor instead.
 func (*ProviderTunnelFrame) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{21}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ProviderTunnelFrame) GetRunId() string {
@@ -2055,7 +2183,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[22]
+	mi := &file_iop_v1_runtime_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2195,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[22]
+	mi := &file_iop_v1_runtime_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2208,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{22}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CancelRequest) GetRunId() string {
@@ -2106,7 +2234,7 @@ type NodeCommandRequest struct {
 
 func (x *NodeCommandRequest) Reset() {
 	*x = NodeCommandRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[23]
+	mi := &file_iop_v1_runtime_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2246,7 @@ func (x *NodeCommandRequest) String() string {
 func (*NodeCommandRequest) ProtoMessage() {}
 
 func (x *NodeCommandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[23]
+	mi := &file_iop_v1_runtime_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2259,7 @@ func (x *NodeCommandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCommandRequest.ProtoReflect.Descriptor instead.
 func (*NodeCommandRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{23}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeCommandRequest) GetCommandId() string {
@@ -2198,7 +2326,7 @@ type NodeCommandResponse struct {
 
 func (x *NodeCommandResponse) Reset() {
 	*x = NodeCommandResponse{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[24]
+	mi := &file_iop_v1_runtime_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2338,7 @@ func (x *NodeCommandResponse) String() string {
 func (*NodeCommandResponse) ProtoMessage() {}
 
 func (x *NodeCommandResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[24]
+	mi := &file_iop_v1_runtime_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2351,7 @@ func (x *NodeCommandResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCommandResponse.ProtoReflect.Descriptor instead.
 func (*NodeCommandResponse) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{24}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeCommandResponse) GetCommandId() string {
@@ -2287,7 +2415,7 @@ type NodeConfigPayload struct {
 
 func (x *NodeConfigPayload) Reset() {
 	*x = NodeConfigPayload{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[25]
+	mi := &file_iop_v1_runtime_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2427,7 @@ func (x *NodeConfigPayload) String() string {
 func (*NodeConfigPayload) ProtoMessage() {}
 
 func (x *NodeConfigPayload) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[25]
+	mi := &file_iop_v1_runtime_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2440,7 @@ func (x *NodeConfigPayload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeConfigPayload.ProtoReflect.Descriptor instead.
 func (*NodeConfigPayload) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{25}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NodeConfigPayload) GetAdapters() []*AdapterConfig {
@@ -2352,7 +2480,7 @@ type AdapterConfig struct {
 
 func (x *AdapterConfig) Reset() {
 	*x = AdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[26]
+	mi := &file_iop_v1_runtime_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2492,7 @@ func (x *AdapterConfig) String() string {
 func (*AdapterConfig) ProtoMessage() {}
 
 func (x *AdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[26]
+	mi := &file_iop_v1_runtime_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2505,7 @@ func (x *AdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterConfig.ProtoReflect.Descriptor instead.
 func (*AdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{26}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AdapterConfig) GetName() string {
@@ -2448,7 +2576,7 @@ type OllamaAdapterConfig struct {
 
 func (x *OllamaAdapterConfig) Reset() {
 	*x = OllamaAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[27]
+	mi := &file_iop_v1_runtime_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2588,7 @@ func (x *OllamaAdapterConfig) String() string {
 func (*OllamaAdapterConfig) ProtoMessage() {}
 
 func (x *OllamaAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[27]
+	mi := &file_iop_v1_runtime_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2601,7 @@ func (x *OllamaAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OllamaAdapterConfig.ProtoReflect.Descriptor instead.
 func (*OllamaAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{27}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OllamaAdapterConfig) GetBaseUrl() string {
@@ -2515,7 +2643,7 @@ type OpenAICompatAdapterConfig struct {
 
 func (x *OpenAICompatAdapterConfig) Reset() {
 	*x = OpenAICompatAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[28]
+	mi := &file_iop_v1_runtime_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2655,7 @@ func (x *OpenAICompatAdapterConfig) String() string {
 func (*OpenAICompatAdapterConfig) ProtoMessage() {}
 
 func (x *OpenAICompatAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[28]
+	mi := &file_iop_v1_runtime_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2668,7 @@ func (x *OpenAICompatAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenAICompatAdapterConfig.ProtoReflect.Descriptor instead.
 func (*OpenAICompatAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{28}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OpenAICompatAdapterConfig) GetBaseUrl() string {
@@ -2575,7 +2703,7 @@ type VllmAdapterConfig struct {
 
 func (x *VllmAdapterConfig) Reset() {
 	*x = VllmAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[29]
+	mi := &file_iop_v1_runtime_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2715,7 @@ func (x *VllmAdapterConfig) String() string {
 func (*VllmAdapterConfig) ProtoMessage() {}
 
 func (x *VllmAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[29]
+	mi := &file_iop_v1_runtime_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2728,7 @@ func (x *VllmAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VllmAdapterConfig.ProtoReflect.Descriptor instead.
 func (*VllmAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{29}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VllmAdapterConfig) GetBaseUrl() string {
@@ -2633,7 +2761,7 @@ type DemoAdapterConfig struct {
 
 func (x *DemoAdapterConfig) Reset() {
 	*x = DemoAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[30]
+	mi := &file_iop_v1_runtime_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2645,7 +2773,7 @@ func (x *DemoAdapterConfig) String() string {
 func (*DemoAdapterConfig) ProtoMessage() {}
 
 func (x *DemoAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[30]
+	mi := &file_iop_v1_runtime_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2658,7 +2786,7 @@ func (x *DemoAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemoAdapterConfig.ProtoReflect.Descriptor instead.
 func (*DemoAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{30}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DemoAdapterConfig) GetChunkDelayMs() int32 {
@@ -2684,7 +2812,7 @@ type ConcreteProtocolProfile struct {
 
 func (x *ConcreteProtocolProfile) Reset() {
 	*x = ConcreteProtocolProfile{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[31]
+	mi := &file_iop_v1_runtime_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2824,7 @@ func (x *ConcreteProtocolProfile) String() string {
 func (*ConcreteProtocolProfile) ProtoMessage() {}
 
 func (x *ConcreteProtocolProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[31]
+	mi := &file_iop_v1_runtime_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2837,7 @@ func (x *ConcreteProtocolProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConcreteProtocolProfile.ProtoReflect.Descriptor instead.
 func (*ConcreteProtocolProfile) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{31}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ConcreteProtocolProfile) GetId() string {
@@ -2780,7 +2908,7 @@ type NodeRuntimeConfig struct {
 
 func (x *NodeRuntimeConfig) Reset() {
 	*x = NodeRuntimeConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[32]
+	mi := &file_iop_v1_runtime_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +2920,7 @@ func (x *NodeRuntimeConfig) String() string {
 func (*NodeRuntimeConfig) ProtoMessage() {}
 
 func (x *NodeRuntimeConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[32]
+	mi := &file_iop_v1_runtime_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +2933,7 @@ func (x *NodeRuntimeConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRuntimeConfig.ProtoReflect.Descriptor instead.
 func (*NodeRuntimeConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{32}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NodeRuntimeConfig) GetConcurrency() int32 {
@@ -2846,7 +2974,7 @@ type NodeConfigRefreshRequest struct {
 
 func (x *NodeConfigRefreshRequest) Reset() {
 	*x = NodeConfigRefreshRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[33]
+	mi := &file_iop_v1_runtime_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2986,7 @@ func (x *NodeConfigRefreshRequest) String() string {
 func (*NodeConfigRefreshRequest) ProtoMessage() {}
 
 func (x *NodeConfigRefreshRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[33]
+	mi := &file_iop_v1_runtime_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2999,7 @@ func (x *NodeConfigRefreshRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeConfigRefreshRequest.ProtoReflect.Descriptor instead.
 func (*NodeConfigRefreshRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{33}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeConfigRefreshRequest) GetRefreshId() string {
@@ -2902,7 +3030,7 @@ type NodeConfigRefreshResponse struct {
 
 func (x *NodeConfigRefreshResponse) Reset() {
 	*x = NodeConfigRefreshResponse{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[34]
+	mi := &file_iop_v1_runtime_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3042,7 @@ func (x *NodeConfigRefreshResponse) String() string {
 func (*NodeConfigRefreshResponse) ProtoMessage() {}
 
 func (x *NodeConfigRefreshResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[34]
+	mi := &file_iop_v1_runtime_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3055,7 @@ func (x *NodeConfigRefreshResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeConfigRefreshResponse.ProtoReflect.Descriptor instead.
 func (*NodeConfigRefreshResponse) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeConfigRefreshResponse) GetRefreshId() string {
@@ -2991,7 +3119,7 @@ type CredentialLeaseBinding struct {
 
 func (x *CredentialLeaseBinding) Reset() {
 	*x = CredentialLeaseBinding{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[35]
+	mi := &file_iop_v1_runtime_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3131,7 @@ func (x *CredentialLeaseBinding) String() string {
 func (*CredentialLeaseBinding) ProtoMessage() {}
 
 func (x *CredentialLeaseBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[35]
+	mi := &file_iop_v1_runtime_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3144,7 @@ func (x *CredentialLeaseBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialLeaseBinding.ProtoReflect.Descriptor instead.
 func (*CredentialLeaseBinding) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{35}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CredentialLeaseBinding) GetPrincipal() string {
@@ -3106,7 +3234,7 @@ type CredentialLeaseClaims struct {
 
 func (x *CredentialLeaseClaims) Reset() {
 	*x = CredentialLeaseClaims{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[36]
+	mi := &file_iop_v1_runtime_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3246,7 @@ func (x *CredentialLeaseClaims) String() string {
 func (*CredentialLeaseClaims) ProtoMessage() {}
 
 func (x *CredentialLeaseClaims) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[36]
+	mi := &file_iop_v1_runtime_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3259,7 @@ func (x *CredentialLeaseClaims) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialLeaseClaims.ProtoReflect.Descriptor instead.
 func (*CredentialLeaseClaims) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CredentialLeaseClaims) GetVersion() uint32 {
@@ -3220,7 +3348,7 @@ type ProviderSnapshot struct {
 
 func (x *ProviderSnapshot) Reset() {
 	*x = ProviderSnapshot{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[37]
+	mi := &file_iop_v1_runtime_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3360,7 @@ func (x *ProviderSnapshot) String() string {
 func (*ProviderSnapshot) ProtoMessage() {}
 
 func (x *ProviderSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[37]
+	mi := &file_iop_v1_runtime_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3373,7 @@ func (x *ProviderSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderSnapshot.ProtoReflect.Descriptor instead.
 func (*ProviderSnapshot) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{37}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ProviderSnapshot) GetProviderId() string {
@@ -3367,7 +3495,7 @@ type StreamAck_Entry struct {
 
 func (x *StreamAck_Entry) Reset() {
 	*x = StreamAck_Entry{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[38]
+	mi := &file_iop_v1_runtime_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3379,7 +3507,7 @@ func (x *StreamAck_Entry) String() string {
 func (*StreamAck_Entry) ProtoMessage() {}
 
 func (x *StreamAck_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[38]
+	mi := &file_iop_v1_runtime_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3392,7 +3520,7 @@ func (x *StreamAck_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamAck_Entry.ProtoReflect.Descriptor instead.
 func (*StreamAck_Entry) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{13, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{15, 0}
 }
 
 func (x *StreamAck_Entry) GetRunId() string {
@@ -3449,7 +3577,7 @@ type ConcreteProtocolProfile_Operation struct {
 
 func (x *ConcreteProtocolProfile_Operation) Reset() {
 	*x = ConcreteProtocolProfile_Operation{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[47]
+	mi := &file_iop_v1_runtime_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3589,7 @@ func (x *ConcreteProtocolProfile_Operation) String() string {
 func (*ConcreteProtocolProfile_Operation) ProtoMessage() {}
 
 func (x *ConcreteProtocolProfile_Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[47]
+	mi := &file_iop_v1_runtime_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3602,7 @@ func (x *ConcreteProtocolProfile_Operation) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use ConcreteProtocolProfile_Operation.ProtoReflect.Descriptor instead.
 func (*ConcreteProtocolProfile_Operation) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{31, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{33, 0}
 }
 
 func (x *ConcreteProtocolProfile_Operation) GetName() string {
@@ -3516,7 +3644,7 @@ type NodeConfigRefreshResponse_AdapterResult struct {
 
 func (x *NodeConfigRefreshResponse_AdapterResult) Reset() {
 	*x = NodeConfigRefreshResponse_AdapterResult{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[48]
+	mi := &file_iop_v1_runtime_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3656,7 @@ func (x *NodeConfigRefreshResponse_AdapterResult) String() string {
 func (*NodeConfigRefreshResponse_AdapterResult) ProtoMessage() {}
 
 func (x *NodeConfigRefreshResponse_AdapterResult) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[48]
+	mi := &file_iop_v1_runtime_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3669,7 @@ func (x *NodeConfigRefreshResponse_AdapterResult) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use NodeConfigRefreshResponse_AdapterResult.ProtoReflect.Descriptor instead.
 func (*NodeConfigRefreshResponse_AdapterResult) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36, 0}
 }
 
 func (x *NodeConfigRefreshResponse_AdapterResult) GetAdapter() string {
@@ -3628,7 +3756,16 @@ const file_iop_v1_runtime_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\fR\x05token\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
 	"\verror_class\x18\x03 \x01(\tR\n" +
-	"errorClass\"\xaf\x01\n" +
+	"errorClass\"\xad\x01\n" +
+	"\fRenewRequest\x12\x14\n" +
+	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12+\n" +
+	"\x11certificate_chain\x18\x02 \x03(\fR\x10certificateChain\x123\n" +
+	"\x15certificate_signature\x18\x03 \x01(\fR\x14certificateSignature\x12%\n" +
+	"\x0enkey_signature\x18\x04 \x01(\fR\rnkeySignature\"j\n" +
+	"\rRenewResponse\x12\x14\n" +
+	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12+\n" +
+	"\x11certificate_chain\x18\x02 \x03(\fR\x10certificateChain\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xaf\x01\n" +
 	"\rSessionNotice\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1e\n" +
 	"\n" +
@@ -3952,7 +4089,7 @@ func file_iop_v1_runtime_proto_rawDescGZIP() []byte {
 }
 
 var file_iop_v1_runtime_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_iop_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_iop_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_iop_v1_runtime_proto_goTypes = []any{
 	(ProviderTunnelFrame_Kind)(0),             // 0: iop.v1.ProviderTunnelFrame.Kind
 	(NodeConfigRefreshResponse_Outcome)(0),    // 1: iop.v1.NodeConfigRefreshResponse.Outcome
@@ -3965,82 +4102,84 @@ var file_iop_v1_runtime_proto_goTypes = []any{
 	(*Fence)(nil),                             // 8: iop.v1.Fence
 	(*SessionRequest)(nil),                    // 9: iop.v1.SessionRequest
 	(*SessionGrant)(nil),                      // 10: iop.v1.SessionGrant
-	(*SessionNotice)(nil),                     // 11: iop.v1.SessionNotice
-	(*StoreRequest)(nil),                      // 12: iop.v1.StoreRequest
-	(*StoreEntry)(nil),                        // 13: iop.v1.StoreEntry
-	(*StoreResponse)(nil),                     // 14: iop.v1.StoreResponse
-	(*StreamAck)(nil),                         // 15: iop.v1.StreamAck
-	(*BodyFrame)(nil),                         // 16: iop.v1.BodyFrame
-	(*RunRequest)(nil),                        // 17: iop.v1.RunRequest
-	(*Usage)(nil),                             // 18: iop.v1.Usage
-	(*ExecutionFailure)(nil),                  // 19: iop.v1.ExecutionFailure
-	(*RunEvent)(nil),                          // 20: iop.v1.RunEvent
-	(*Header)(nil),                            // 21: iop.v1.Header
-	(*ProviderTunnelRequest)(nil),             // 22: iop.v1.ProviderTunnelRequest
-	(*ProviderTunnelFrame)(nil),               // 23: iop.v1.ProviderTunnelFrame
-	(*CancelRequest)(nil),                     // 24: iop.v1.CancelRequest
-	(*NodeCommandRequest)(nil),                // 25: iop.v1.NodeCommandRequest
-	(*NodeCommandResponse)(nil),               // 26: iop.v1.NodeCommandResponse
-	(*NodeConfigPayload)(nil),                 // 27: iop.v1.NodeConfigPayload
-	(*AdapterConfig)(nil),                     // 28: iop.v1.AdapterConfig
-	(*OllamaAdapterConfig)(nil),               // 29: iop.v1.OllamaAdapterConfig
-	(*OpenAICompatAdapterConfig)(nil),         // 30: iop.v1.OpenAICompatAdapterConfig
-	(*VllmAdapterConfig)(nil),                 // 31: iop.v1.VllmAdapterConfig
-	(*DemoAdapterConfig)(nil),                 // 32: iop.v1.DemoAdapterConfig
-	(*ConcreteProtocolProfile)(nil),           // 33: iop.v1.ConcreteProtocolProfile
-	(*NodeRuntimeConfig)(nil),                 // 34: iop.v1.NodeRuntimeConfig
-	(*NodeConfigRefreshRequest)(nil),          // 35: iop.v1.NodeConfigRefreshRequest
-	(*NodeConfigRefreshResponse)(nil),         // 36: iop.v1.NodeConfigRefreshResponse
-	(*CredentialLeaseBinding)(nil),            // 37: iop.v1.CredentialLeaseBinding
-	(*CredentialLeaseClaims)(nil),             // 38: iop.v1.CredentialLeaseClaims
-	(*ProviderSnapshot)(nil),                  // 39: iop.v1.ProviderSnapshot
-	(*StreamAck_Entry)(nil),                   // 40: iop.v1.StreamAck.Entry
-	nil,                                       // 41: iop.v1.RunRequest.MetadataEntry
-	nil,                                       // 42: iop.v1.ExecutionFailure.MetadataEntry
-	nil,                                       // 43: iop.v1.RunEvent.MetadataEntry
-	nil,                                       // 44: iop.v1.ProviderTunnelRequest.MetadataEntry
-	nil,                                       // 45: iop.v1.ProviderTunnelFrame.MetadataEntry
-	nil,                                       // 46: iop.v1.NodeCommandRequest.ArgumentsEntry
-	nil,                                       // 47: iop.v1.NodeCommandResponse.ResultEntry
-	nil,                                       // 48: iop.v1.OllamaAdapterConfig.OptionsEntry
-	(*ConcreteProtocolProfile_Operation)(nil), // 49: iop.v1.ConcreteProtocolProfile.Operation
-	(*NodeConfigRefreshResponse_AdapterResult)(nil), // 50: iop.v1.NodeConfigRefreshResponse.AdapterResult
+	(*RenewRequest)(nil),                      // 11: iop.v1.RenewRequest
+	(*RenewResponse)(nil),                     // 12: iop.v1.RenewResponse
+	(*SessionNotice)(nil),                     // 13: iop.v1.SessionNotice
+	(*StoreRequest)(nil),                      // 14: iop.v1.StoreRequest
+	(*StoreEntry)(nil),                        // 15: iop.v1.StoreEntry
+	(*StoreResponse)(nil),                     // 16: iop.v1.StoreResponse
+	(*StreamAck)(nil),                         // 17: iop.v1.StreamAck
+	(*BodyFrame)(nil),                         // 18: iop.v1.BodyFrame
+	(*RunRequest)(nil),                        // 19: iop.v1.RunRequest
+	(*Usage)(nil),                             // 20: iop.v1.Usage
+	(*ExecutionFailure)(nil),                  // 21: iop.v1.ExecutionFailure
+	(*RunEvent)(nil),                          // 22: iop.v1.RunEvent
+	(*Header)(nil),                            // 23: iop.v1.Header
+	(*ProviderTunnelRequest)(nil),             // 24: iop.v1.ProviderTunnelRequest
+	(*ProviderTunnelFrame)(nil),               // 25: iop.v1.ProviderTunnelFrame
+	(*CancelRequest)(nil),                     // 26: iop.v1.CancelRequest
+	(*NodeCommandRequest)(nil),                // 27: iop.v1.NodeCommandRequest
+	(*NodeCommandResponse)(nil),               // 28: iop.v1.NodeCommandResponse
+	(*NodeConfigPayload)(nil),                 // 29: iop.v1.NodeConfigPayload
+	(*AdapterConfig)(nil),                     // 30: iop.v1.AdapterConfig
+	(*OllamaAdapterConfig)(nil),               // 31: iop.v1.OllamaAdapterConfig
+	(*OpenAICompatAdapterConfig)(nil),         // 32: iop.v1.OpenAICompatAdapterConfig
+	(*VllmAdapterConfig)(nil),                 // 33: iop.v1.VllmAdapterConfig
+	(*DemoAdapterConfig)(nil),                 // 34: iop.v1.DemoAdapterConfig
+	(*ConcreteProtocolProfile)(nil),           // 35: iop.v1.ConcreteProtocolProfile
+	(*NodeRuntimeConfig)(nil),                 // 36: iop.v1.NodeRuntimeConfig
+	(*NodeConfigRefreshRequest)(nil),          // 37: iop.v1.NodeConfigRefreshRequest
+	(*NodeConfigRefreshResponse)(nil),         // 38: iop.v1.NodeConfigRefreshResponse
+	(*CredentialLeaseBinding)(nil),            // 39: iop.v1.CredentialLeaseBinding
+	(*CredentialLeaseClaims)(nil),             // 40: iop.v1.CredentialLeaseClaims
+	(*ProviderSnapshot)(nil),                  // 41: iop.v1.ProviderSnapshot
+	(*StreamAck_Entry)(nil),                   // 42: iop.v1.StreamAck.Entry
+	nil,                                       // 43: iop.v1.RunRequest.MetadataEntry
+	nil,                                       // 44: iop.v1.ExecutionFailure.MetadataEntry
+	nil,                                       // 45: iop.v1.RunEvent.MetadataEntry
+	nil,                                       // 46: iop.v1.ProviderTunnelRequest.MetadataEntry
+	nil,                                       // 47: iop.v1.ProviderTunnelFrame.MetadataEntry
+	nil,                                       // 48: iop.v1.NodeCommandRequest.ArgumentsEntry
+	nil,                                       // 49: iop.v1.NodeCommandResponse.ResultEntry
+	nil,                                       // 50: iop.v1.OllamaAdapterConfig.OptionsEntry
+	(*ConcreteProtocolProfile_Operation)(nil), // 51: iop.v1.ConcreteProtocolProfile.Operation
+	(*NodeConfigRefreshResponse_AdapterResult)(nil), // 52: iop.v1.NodeConfigRefreshResponse.AdapterResult
 }
 var file_iop_v1_runtime_proto_depIdxs = []int32{
 	4,  // 0: iop.v1.RegisterResponse.config:type_name -> iop.v1.SignedConfig
-	13, // 1: iop.v1.StoreResponse.entries:type_name -> iop.v1.StoreEntry
-	40, // 2: iop.v1.StreamAck.entries:type_name -> iop.v1.StreamAck.Entry
-	41, // 3: iop.v1.RunRequest.metadata:type_name -> iop.v1.RunRequest.MetadataEntry
-	42, // 4: iop.v1.ExecutionFailure.metadata:type_name -> iop.v1.ExecutionFailure.MetadataEntry
-	18, // 5: iop.v1.RunEvent.usage:type_name -> iop.v1.Usage
-	43, // 6: iop.v1.RunEvent.metadata:type_name -> iop.v1.RunEvent.MetadataEntry
-	19, // 7: iop.v1.RunEvent.failure:type_name -> iop.v1.ExecutionFailure
-	21, // 8: iop.v1.ProviderTunnelRequest.headers:type_name -> iop.v1.Header
-	44, // 9: iop.v1.ProviderTunnelRequest.metadata:type_name -> iop.v1.ProviderTunnelRequest.MetadataEntry
-	37, // 10: iop.v1.ProviderTunnelRequest.credential_binding:type_name -> iop.v1.CredentialLeaseBinding
+	15, // 1: iop.v1.StoreResponse.entries:type_name -> iop.v1.StoreEntry
+	42, // 2: iop.v1.StreamAck.entries:type_name -> iop.v1.StreamAck.Entry
+	43, // 3: iop.v1.RunRequest.metadata:type_name -> iop.v1.RunRequest.MetadataEntry
+	44, // 4: iop.v1.ExecutionFailure.metadata:type_name -> iop.v1.ExecutionFailure.MetadataEntry
+	20, // 5: iop.v1.RunEvent.usage:type_name -> iop.v1.Usage
+	45, // 6: iop.v1.RunEvent.metadata:type_name -> iop.v1.RunEvent.MetadataEntry
+	21, // 7: iop.v1.RunEvent.failure:type_name -> iop.v1.ExecutionFailure
+	23, // 8: iop.v1.ProviderTunnelRequest.headers:type_name -> iop.v1.Header
+	46, // 9: iop.v1.ProviderTunnelRequest.metadata:type_name -> iop.v1.ProviderTunnelRequest.MetadataEntry
+	39, // 10: iop.v1.ProviderTunnelRequest.credential_binding:type_name -> iop.v1.CredentialLeaseBinding
 	0,  // 11: iop.v1.ProviderTunnelFrame.kind:type_name -> iop.v1.ProviderTunnelFrame.Kind
-	21, // 12: iop.v1.ProviderTunnelFrame.headers:type_name -> iop.v1.Header
-	18, // 13: iop.v1.ProviderTunnelFrame.usage:type_name -> iop.v1.Usage
-	45, // 14: iop.v1.ProviderTunnelFrame.metadata:type_name -> iop.v1.ProviderTunnelFrame.MetadataEntry
-	21, // 15: iop.v1.ProviderTunnelFrame.trailers:type_name -> iop.v1.Header
-	19, // 16: iop.v1.ProviderTunnelFrame.failure:type_name -> iop.v1.ExecutionFailure
-	46, // 17: iop.v1.NodeCommandRequest.arguments:type_name -> iop.v1.NodeCommandRequest.ArgumentsEntry
-	47, // 18: iop.v1.NodeCommandResponse.result:type_name -> iop.v1.NodeCommandResponse.ResultEntry
-	28, // 19: iop.v1.NodeConfigPayload.adapters:type_name -> iop.v1.AdapterConfig
-	34, // 20: iop.v1.NodeConfigPayload.runtime:type_name -> iop.v1.NodeRuntimeConfig
-	29, // 21: iop.v1.AdapterConfig.ollama:type_name -> iop.v1.OllamaAdapterConfig
-	30, // 22: iop.v1.AdapterConfig.openai_compat:type_name -> iop.v1.OpenAICompatAdapterConfig
-	31, // 23: iop.v1.AdapterConfig.vllm:type_name -> iop.v1.VllmAdapterConfig
-	32, // 24: iop.v1.AdapterConfig.demo:type_name -> iop.v1.DemoAdapterConfig
-	48, // 25: iop.v1.OllamaAdapterConfig.options:type_name -> iop.v1.OllamaAdapterConfig.OptionsEntry
-	33, // 26: iop.v1.OpenAICompatAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
-	33, // 27: iop.v1.VllmAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
-	49, // 28: iop.v1.ConcreteProtocolProfile.operations:type_name -> iop.v1.ConcreteProtocolProfile.Operation
-	21, // 29: iop.v1.ConcreteProtocolProfile.fixed_headers:type_name -> iop.v1.Header
+	23, // 12: iop.v1.ProviderTunnelFrame.headers:type_name -> iop.v1.Header
+	20, // 13: iop.v1.ProviderTunnelFrame.usage:type_name -> iop.v1.Usage
+	47, // 14: iop.v1.ProviderTunnelFrame.metadata:type_name -> iop.v1.ProviderTunnelFrame.MetadataEntry
+	23, // 15: iop.v1.ProviderTunnelFrame.trailers:type_name -> iop.v1.Header
+	21, // 16: iop.v1.ProviderTunnelFrame.failure:type_name -> iop.v1.ExecutionFailure
+	48, // 17: iop.v1.NodeCommandRequest.arguments:type_name -> iop.v1.NodeCommandRequest.ArgumentsEntry
+	49, // 18: iop.v1.NodeCommandResponse.result:type_name -> iop.v1.NodeCommandResponse.ResultEntry
+	30, // 19: iop.v1.NodeConfigPayload.adapters:type_name -> iop.v1.AdapterConfig
+	36, // 20: iop.v1.NodeConfigPayload.runtime:type_name -> iop.v1.NodeRuntimeConfig
+	31, // 21: iop.v1.AdapterConfig.ollama:type_name -> iop.v1.OllamaAdapterConfig
+	32, // 22: iop.v1.AdapterConfig.openai_compat:type_name -> iop.v1.OpenAICompatAdapterConfig
+	33, // 23: iop.v1.AdapterConfig.vllm:type_name -> iop.v1.VllmAdapterConfig
+	34, // 24: iop.v1.AdapterConfig.demo:type_name -> iop.v1.DemoAdapterConfig
+	50, // 25: iop.v1.OllamaAdapterConfig.options:type_name -> iop.v1.OllamaAdapterConfig.OptionsEntry
+	35, // 26: iop.v1.OpenAICompatAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
+	35, // 27: iop.v1.VllmAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
+	51, // 28: iop.v1.ConcreteProtocolProfile.operations:type_name -> iop.v1.ConcreteProtocolProfile.Operation
+	23, // 29: iop.v1.ConcreteProtocolProfile.fixed_headers:type_name -> iop.v1.Header
 	4,  // 30: iop.v1.NodeConfigRefreshRequest.config:type_name -> iop.v1.SignedConfig
 	1,  // 31: iop.v1.NodeConfigRefreshResponse.outcome:type_name -> iop.v1.NodeConfigRefreshResponse.Outcome
-	50, // 32: iop.v1.NodeConfigRefreshResponse.adapters:type_name -> iop.v1.NodeConfigRefreshResponse.AdapterResult
-	37, // 33: iop.v1.CredentialLeaseClaims.binding:type_name -> iop.v1.CredentialLeaseBinding
+	52, // 32: iop.v1.NodeConfigRefreshResponse.adapters:type_name -> iop.v1.NodeConfigRefreshResponse.AdapterResult
+	39, // 33: iop.v1.CredentialLeaseClaims.binding:type_name -> iop.v1.CredentialLeaseBinding
 	1,  // 34: iop.v1.NodeConfigRefreshResponse.AdapterResult.outcome:type_name -> iop.v1.NodeConfigRefreshResponse.Outcome
 	35, // [35:35] is the sub-list for method output_type
 	35, // [35:35] is the sub-list for method input_type
@@ -4060,7 +4199,7 @@ func file_iop_v1_runtime_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_iop_v1_runtime_proto_rawDesc), len(file_iop_v1_runtime_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   49,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
