@@ -8,6 +8,7 @@
 # make churn   streams whose callers leave and whose provider fails, and thousands that wait
 # make netns   hosts in network namespaces of their own, killed and cut off; needs root, ip, iptables
 # make leaf-bench what a leaf adds, beside the same without one; needs the same
+# make generations a broker killed 30 times, alone and as one of three, while Nodes dial
 # make herd    a thousand Nodes that dial one broker at once, and then idle
 # make fuzz    every fuzz target for FUZZTIME each
 
@@ -17,7 +18,7 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench
+.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench generations
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -108,6 +109,13 @@ leaf-bench:
 # A thousand Node daemons that dial one broker at once, then idle: time, CPU, memory.
 herd:
 	HERD=1000 HERD_IDLE=30s go test ./test/herd -run '^TestHerd$$' -count=1 -v -timeout 10m
+
+# The generation never falls over kill -9, of one broker and of three; what an admission
+# costs the stores.
+KILLS ?= 30
+generations:
+	IOP_KILLS=$(KILLS) go test ./broker -run '^TestGenerationsRiseOverKills$$' -count 1 -v -timeout 15m
+	go test ./broker -run '^$$' -bench '^BenchmarkNextGeneration$$' -benchtime 5000x
 
 clean:
 	rm -rf bin

@@ -32,6 +32,9 @@ type authority struct {
 	// dial makes one of the service's connections.
 	dial func(key *identity.NKey, name string) (*nats.Conn, error)
 
+	// restore is what is to be restored before anybody is admitted; nil: nothing.
+	restore *Backup
+
 	health health
 	// storeOpen: who asks the stores holds it to read. The server cannot open them
 	// anew while it is asked.

@@ -45,6 +45,7 @@ type Broker struct {
 	leafURL    string
 	clusterURL string
 	members    members
+	stores     stores     // of which backups are made
 	enrolment  *enrolment // nil where nobody is invited here
 }
 
@@ -67,6 +68,8 @@ type certificates struct {
 	leaf  *x509.Certificate // our own
 	until time.Time
 }
+
+var errRan = errors.New("broker: it has run already; make a new one")
 
 // ErrNotReady: the broker does not run yet.
 var ErrNotReady = errors.New("broker: not ready")
@@ -305,7 +308,7 @@ const startBound = 60 * time.Second
 // ended: nil if ctx ended it. A Broker runs once.
 func (b *Broker) Run(ctx context.Context) (err error) {
 	if b.ran.Swap(true) {
-		return errors.New("broker: it has run already; make a new one")
+		return errRan
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -317,6 +320,9 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer unlock()
+	if err := b.loadRestore(); err != nil {
+		return err
+	}
 	for _, listen := range []string{b.cfg.Listen, b.cfg.LeafListen, b.clusterListen()} {
 		if err := checkListen(listen); err != nil {
 			return err
@@ -404,6 +410,10 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		return fatal
 	}
 	b.server, b.members = srv, s.members
+	b.stores = stores{members: &s.members.kv, store: &s.store.kv, generations: &s.generations.kv}
+	if s.invitations.KeyValue != nil {
+		b.stores.invitations = &s.invitations
+	}
 	b.url, b.leafURL = clientURL(srv.Addr()), leafURL(opts)
 	if addr := srv.ClusterAddr(); addr != nil {
 		b.clusterURL = clientURL(addr)

@@ -200,7 +200,11 @@ func (s *service) waitOpen(ctx context.Context) error {
 	if s.b.alone {
 		bounded, cancel := context.WithTimeout(ctx, startBound)
 		defer cancel()
-		return s.open(bounded)
+		err := s.open(bounded)
+		if errors.Is(err, ErrGenerationsLost) {
+			s.b.log.Error(eventGenerations, slog.String("error", err.Error()))
+		}
+		return err
 	}
 	var told time.Time
 	for wait := openBackoff / 8; ; wait = min(2*wait, openBackoff) {
@@ -214,10 +218,18 @@ func (s *service) waitOpen(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.b.health.set(fmt.Errorf("%w: %w", errNoQuorum, err))
+		isLost := errors.Is(err, ErrGenerationsLost)
+		if !isLost {
+			err = fmt.Errorf("%w: %w", errNoQuorum, err)
+		}
+		s.b.health.set(err)
 		if now := s.b.now(); now.Sub(told) >= waitingLog {
 			told = now
-			s.b.log.Warn(eventWaiting, slog.String("reason", s.b.Healthy().Error()))
+			if isLost {
+				s.b.log.Error(eventGenerations, slog.String("error", err.Error()))
+			} else {
+				s.b.log.Warn(eventWaiting, slog.String("reason", s.b.Healthy().Error()))
+			}
 		}
 		pause := time.NewTimer(wait)
 		select {

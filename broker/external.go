@@ -94,7 +94,7 @@ func (s *Service) Reload() error { return s.reload(identity.RoleService) }
 // goes and comes back, is waited for. A Service runs once.
 func (s *Service) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
-		return errors.New("broker: it has run already; make a new one")
+		return errRan
 	}
 	svc, err := s.begin(ctx)
 	if svc == nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/iop-fabric/iop/subjects"
 )
 
-// The buckets in AUTH. None of them is ever purged or made anew.
+// The buckets in AUTH. None of them is ever made anew; where generations went back,
+// and an operator says above what they are to go on, what is below is purged.
 const (
 	bucketGenerations = "iop_generations"
 	bucketMembers     = "iop_members"
@@ -64,7 +65,7 @@ type bucket struct {
 	led    *elections
 }
 
-// Get, Create, Update and info do not meet the stores being opened anew.
+// Get, Create, Update, Put, purgeBelow and info do not meet the stores being opened anew.
 
 // Get implements jetstream.KeyValue.
 func (b bucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
@@ -85,6 +86,21 @@ func (b bucket) Update(ctx context.Context, key string, value []byte, revision u
 	b.led.open.RLock()
 	defer b.led.open.RUnlock()
 	return b.KeyValue.Update(ctx, key, value, revision)
+}
+
+// Put implements jetstream.KeyValue.
+func (b bucket) Put(ctx context.Context, key string, value []byte) (uint64, error) {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.KeyValue.Put(ctx, key, value)
+}
+
+// purgeBelow takes out what is below a revision, and makes that one the next where
+// there is none yet.
+func (b bucket) purgeBelow(ctx context.Context, revision uint64) error {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.stream.Purge(ctx, jetstream.WithPurgeSequence(revision))
 }
 
 func (b bucket) info(ctx context.Context, opts ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
@@ -111,20 +127,26 @@ type admission struct {
 }
 
 // generations hands out the numbers of sessions.
-type generations struct{ kv bucket }
+type generations struct {
+	kv    bucket
+	marks *marks
+}
 
-// Next is G1: one write, whose revision is the generation. It fails with a
-// conflict where the node's newest generation is not last.
+// Next is G1: one write, whose revision is the generation; one in markAhead writes
+// the mark too. It fails with a conflict where the node's newest generation is not
+// last.
 func (g generations) Next(ctx context.Context, edge, node string, a admission, last uint64) (subjects.Session, error) {
 	value, err := json.Marshal(a)
 	if err != nil {
 		return subjects.Session{}, err
 	}
+	mark := g.marks.known.Load()
 	rev, err := patiently(ctx, g.kv.led, func(ctx context.Context) (uint64, error) { return g.kv.Update(ctx, edge+"."+node, value, last) })
 	if err != nil {
 		return subjects.Session{}, fmt.Errorf("next generation: %w", err)
 	}
-	return subjects.Session{Edge: edge, Node: node, Gen: rev}, nil
+	session := subjects.Session{Edge: edge, Node: node, Gen: rev}
+	return session, g.covered(ctx, session, mark)
 }
 
 // Newest returns the node's newest session and its record.

@@ -227,19 +227,21 @@ func fileConfig(dir string) configs.Broker {
 	}
 }
 
-// loadFixture is newFixture's in another process, with the node n1 of edge1.
-func loadFixture(t testing.TB, dir string) *fixture {
-	f := &fixture{t: t, dir: dir, cfg: fileConfig(dir)}
-	key := must(identity.LoadNKey(filepath.Join(dir, "n1.nk")))
-	f.cfg.Members = []configs.Member{{Edge: "edge1", Role: "node", Name: "n1", NKey: key.Public()}}
-	return f
-}
-
 // generations opens the bucket beside the broker that runs.
 func (f *fixture) generations() bucket {
+	return must(bindBucket(context.Background(), f.streams(), newElections(&sync.RWMutex{}), bucketGenerations))
+}
+
+// gives hands out generations beside the broker that runs.
+func (f *fixture) gives() generations {
+	return generations{kv: f.generations(), marks: &marks{kv: f.b.members.kv}}
+}
+
+// streams are the account's that has them.
+func (f *fixture) streams() jetstream.JetStream {
 	nc := must(f.b.connect(f.b.server, f.b.keys.callout, "test"))
 	f.t.Cleanup(nc.Close)
-	return must(bindBucket(context.Background(), must(jetstream.New(nc)), newElections(&sync.RWMutex{}), bucketGenerations))
+	return must(jetstream.New(nc))
 }
 
 func (f *fixture) writeCertificate() {

@@ -233,30 +233,35 @@ func (s *service) openStores(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("broker: jetstream: %w", err)
 	}
-	for _, b := range []struct {
-		to       *bucket
-		name     string
-		maxBytes int64
-		first    uint64
-		wanted   bool
-	}{
-		{&s.generations.kv, bucketGenerations, 0, firstGeneration(s.b.now()), true},
-		{&s.members.kv, bucketMembers, 0, 0, true},
-		{&s.invitations, bucketInvitations, 0, 0, s.b.cfg.Enrolment != nil},
-		{&s.store.kv, bucketStore, maxStore, 0, true},
-	} {
-		if !b.wanted {
-			continue
+	open := func(to *bucket, name string, maxBytes int64) error {
+		b, made, err := openBucket(ctx, js, s.led, name, maxBytes, s.b.replicas, 0)
+		if err == nil {
+			*to = b
+			s.madeStore(made, name, 0)
 		}
-		var made bool
-		if *b.to, made, err = openBucket(ctx, js, s.led, b.name, b.maxBytes, s.b.replicas, b.first); err != nil {
+		return err
+	}
+	if err := open(&s.members.kv, bucketMembers, 0); err != nil {
+		return err
+	}
+	if err := s.openGenerations(ctx, js); err != nil {
+		return err
+	}
+	if s.b.cfg.Enrolment != nil || s.b.restore.has(kindInvitation) {
+		if err := open(&s.invitations, bucketInvitations, 0); err != nil {
 			return err
 		}
-		if made && b.name != bucketInvitations { // which holds nothing that is missed: they are made anew
-			s.b.log.Warn(eventStoreMade, slog.String("bucket", b.name), slog.Uint64("first", b.first))
-		}
 	}
-	return nil
+	if err := open(&s.store.kv, bucketStore, maxStore); err != nil {
+		return err
+	}
+	return s.applyRestore(ctx)
+}
+
+func (s *service) madeStore(made bool, name string, first uint64) {
+	if made && name != bucketInvitations { // which holds nothing that is missed: they are made anew
+		s.b.log.Warn(eventStoreMade, slog.String("bucket", name), slog.Uint64("first", first))
+	}
 }
 
 // listen subscribes what tells of connections, and the callouts.

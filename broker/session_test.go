@@ -1,12 +1,9 @@
 package broker
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -250,7 +247,7 @@ func TestSessionToken(t *testing.T) {
 		t.Errorf("claims %+v: %v", claims, err)
 	}
 	// A newer generation elsewhere: this session's token is history.
-	gens := generations{kv: f.generations()}
+	gens := f.gives()
 	if _, err := gens.Next(t.Context(), "edge1", "n1", admission{}, s.Gen); err != nil {
 		t.Fatal(err)
 	}
@@ -366,87 +363,5 @@ func TestDuplicatesAtOnce(t *testing.T) {
 	}
 	if users["edge1"] != 1 || users["!denied"] != 15 {
 		t.Errorf("users %v", users)
-	}
-}
-
-// helperStore is set in the child process that TestGenerationsRiseOverKill kills.
-const helperStore = "IOP_TEST_BROKER_DIR"
-
-// TestHelperBroker is not a test: it is that child.
-func TestHelperBroker(t *testing.T) {
-	dir := os.Getenv(helperStore)
-	if dir == "" {
-		return
-	}
-	f := loadFixture(t, dir)
-	f.start()
-	fmt.Printf("url %s\n", f.b.ClientURL())
-	<-f.done // for ever: it is killed
-}
-
-// Generations only rise, though the broker is killed again and again while
-// Nodes connect.
-// Contract: G1
-func TestGenerationsRiseOverKill(t *testing.T) {
-	f := newFixture(t)
-	nodeKey := f.member("edge1", "node", "n1")
-	if err := nodeKey.Save(f.dir + "/n1.nk"); err != nil {
-		t.Fatal(err)
-	}
-	var last uint64
-	for round := range 4 {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*guard)
-		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelperBroker$")
-		cmd.Env = append(os.Environ(), helperStore+"="+f.dir)
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		url := ""
-		for lines := bufio.NewScanner(out); url == "" && lines.Scan(); {
-			url = strings.TrimPrefix(lines.Text(), "url ")
-		}
-		f.b = &Broker{url: url, ready: make(chan struct{})}
-		close(f.b.ready)
-		instance := wire.NewToken()
-		var wg sync.WaitGroup
-		var mu sync.Mutex
-		high := last
-		for range 5 {
-			d := f.instance(instance, "edge1", "node", "n1", nodeKey)
-			wg.Go(func() {
-				nc, err := d.dial()
-				if err != nil {
-					t.Errorf("round %d: %v", round, err)
-					return
-				}
-				defer nc.Close()
-				m, err := nc.Request(subjects.UserInfo, nil, guard)
-				if err != nil { // superseded by a sibling before it could ask
-					return
-				}
-				_, rest, _ := strings.Cut(string(m.Data), `"user":"`)
-				user, _, _ := strings.Cut(rest, `"`)
-				s, err := subjects.ParseSession(user)
-				mu.Lock()
-				defer mu.Unlock()
-				if err != nil || s.Gen <= last {
-					t.Errorf("round %d: user %q after generation %d", round, user, last)
-				}
-				high = max(high, s.Gen)
-			})
-		}
-		wg.Wait()
-		if high == last {
-			t.Errorf("round %d: nobody learnt a generation", round)
-		}
-		last = high
-		cmd.Process.Kill()
-		cmd.Wait() // killed
-		cancel()
 	}
 }

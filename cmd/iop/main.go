@@ -77,6 +77,7 @@ func newRoot() *cobra.Command {
   iop validate  check a configuration file without starting anything
   iop invite    print the one line with which another machine joins; iop join is that line, iop revoke takes it out
   iop rotate    sign a certificate of a fabric of many hosts anew
+  iop backup    one file with what the authority knows; iop restore puts it back
   iop status    what every node is doing, and why requests wait; iop nodes, iop providers, iop models: its parts
 
   iop broker, iop edge, iop node   the same three, each a process of its own
@@ -95,7 +96,7 @@ Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newLeaf(), newService(),
-		newStatus(), newNodes(), newProviders(), newModels(), newInvite(), newJoin(), newRevoke(), newRotate(), newInit(), newValidate(), newVersion(), newHealthcheck())
+		newStatus(), newNodes(), newProviders(), newModels(), newInvite(), newJoin(), newRevoke(), newRotate(), newBackup(), newRestore(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 

@@ -12,8 +12,14 @@ import (
 	"time"
 )
 
-// maxAnswer bounds what a client reads.
-const maxAnswer = 64 << 20
+const (
+	// maxAnswer bounds what a client reads, and maxBackup a backup.
+	maxAnswer = 64 << 20
+	maxBackup = 512 << 20
+
+	answerBound = 10 * time.Second
+	backupBound = 6 * time.Minute
+)
 
 // Client asks the admin API of one Edge.
 type Client struct {
@@ -57,25 +63,41 @@ func (c Client) Revoke(ctx context.Context, role, name string) error {
 	return c.do(ctx, http.MethodPost, "/api/v1/members/"+url.PathEscape(role)+"/"+url.PathEscape(name)+"/revoke", struct{}{}, nil)
 }
 
+// Backup asks for what the authority knows, as the file it is kept in.
+func (c Client) Backup(ctx context.Context) ([]byte, error) {
+	return c.ask(ctx, http.MethodGet, "/api/v1/backup", nil, backupBound, maxBackup)
+}
+
 func (c Client) get(ctx context.Context, path string, into any) error {
 	return c.do(ctx, http.MethodGet, path, nil, into)
 }
 
 // do asks; what is nil is not sent, or not read.
 func (c Client) do(ctx context.Context, method, path string, send, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	b, err := c.ask(ctx, method, path, send, answerBound, maxAnswer)
+	if err != nil || into == nil {
+		return err
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("%s%s: the answer is not what iop gives: %w", c.URL, path, err)
+	}
+	return nil
+}
+
+func (c Client) ask(ctx context.Context, method, path string, send any, bound time.Duration, most int64) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	var body io.Reader
 	if send != nil {
 		b, err := json.Marshal(send)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		body = bytes.NewReader(b)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.URL, "/")+path, body)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	req.Header.Set("Authorization", "Bearer "+c.Token)
 	if send != nil {
@@ -83,25 +105,19 @@ func (c Client) do(ctx context.Context, method, path string, send, into any) err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("the admin listener does not answer: %w", err)
+		return nil, fmt.Errorf("the admin listener does not answer: %w", err)
 	}
 	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, most))
 	if err != nil {
-		return fmt.Errorf("%s%s: %w", c.URL, path, err)
+		return nil, fmt.Errorf("%s%s: %w", c.URL, path, err)
 	}
 	if resp.StatusCode/100 != 2 {
 		var e Error
 		if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
-			return fmt.Errorf("%s: %s", c.URL, e.Error.Message)
+			return nil, fmt.Errorf("%s: %s", c.URL, e.Error.Message)
 		}
-		return fmt.Errorf("%s%s answers %s: is it an admin listener of iop?", c.URL, path, resp.Status)
+		return nil, fmt.Errorf("%s%s answers %s: is it an admin listener of iop?", c.URL, path, resp.Status)
 	}
-	if into == nil {
-		return nil
-	}
-	if err := json.Unmarshal(b, into); err != nil {
-		return fmt.Errorf("%s%s: the answer is not what iop gives: %w", c.URL, path, err)
-	}
-	return nil
+	return b, nil
 }

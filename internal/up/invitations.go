@@ -1,6 +1,7 @@
 package up
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +30,7 @@ type authority interface {
 	Invitations(ctx context.Context) ([]broker.Invitation, error)
 	CancelInvitation(ctx context.Context, name string) error
 	Revoke(ctx context.Context, edge, role, name string) error
+	Backup(ctx context.Context, w io.Writer) error
 }
 
 // authorityPaths are the paths of the admin API that the broker answers, of the
@@ -38,6 +41,7 @@ func authorityPaths(b authority, edge, own string) map[string]http.Handler {
 		"/api/v1/invitations":                  http.HandlerFunc(a.invitations),
 		"/api/v1/invitations/{name}":           http.HandlerFunc(a.invitation),
 		"/api/v1/members/{role}/{name}/revoke": http.HandlerFunc(a.revoke),
+		"/api/v1/backup":                       http.HandlerFunc(a.backup),
 	}
 }
 
@@ -139,6 +143,23 @@ func (a authorityAPI) revoke(w http.ResponseWriter, r *http.Request) {
 	default:
 		done(w, a.b.Revoke(r.Context(), a.edge, role, name))
 	}
+}
+
+// backup answers with the file itself. It is whole or not begun: what is cut short
+// on the way has no end, and is no backup.
+func (a authorityAPI) backup(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		notAllowed(w, "GET")
+		return
+	}
+	var file bytes.Buffer
+	if err := a.b.Backup(r.Context(), &file); err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Content-Length", strconv.Itoa(file.Len()))
+	_, _ = file.WriteTo(w) // who has left asks again
 }
 
 func goodName(w http.ResponseWriter, name string) bool {
