@@ -1,5 +1,6 @@
 # make build   bin/iop, one static binary
 # make test    all tests with the race detector
+# make explore every state of small worlds around the cores of edge/registry and edge/pool: millions
 # make check   what CI runs: generated code, format, vet, lint, tests, a short fuzz
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
@@ -17,13 +18,18 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench
+.PHONY: explore streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
 
 test:
 	go test -race -timeout 15m ./...
+
+# Not under the race detector: the cores have no goroutine, and make test runs the
+# small worlds with it.
+explore:
+	set -o pipefail; go test ./edge/registry -run '^TestExplore$$' -count 1 -v -timeout 10m -deep | grep -v '^=== '
 
 check: fmt-check vet lint proto-check test fuzz
 
