@@ -158,11 +158,9 @@ func (w *world) registry(event int, gen uint64) {
 			switch {
 			case !e.Ready:
 				w.net |= genBit(e.Gen, msgReadyNo)
-			case now.live == e.Gen:
-				w.net |= genBit(e.Gen, msgReadyYes)
-			case now.owner != e.Gen || now.state != Acking:
+			case now.owner != e.Gen || (now.state != Acking && now.state != Ready):
 				breach("R5: %d is told that it is ready, and %d is %s", e.Gen, now.owner, now.state)
-			default:
+			default: // also if it is a repetition
 				w.acks |= 1 << e.Gen
 			}
 		case SendFence:
