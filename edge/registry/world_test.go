@@ -465,6 +465,9 @@ func (w *world) enqueue(i int) {
 func (w *world) bound() {
 	w.registry(boundPasses, 0)
 	w.ended = true
+	if gen := uint64(w.highest); w.net&genBit(gen, msgFence) == 0 {
+		breach("F10: %d is out of time and was not told", gen)
+	}
 }
 
 // move is one thing the world may do.
@@ -661,7 +664,10 @@ func (w *world) do(m move) {
 		w.requests[i] = leaving
 	case expire:
 		w.expires--
-		w.pool(poolDeadline, 0)
+		refused := w.tally.refused
+		if w.pool(poolDeadline, 0); w.tally.refused == refused {
+			breach("I7: a wait ended and nobody was refused")
+		}
 	case finish:
 		w.slots[i].state = finished
 		w.net |= slotBit(i, msgTerminal)
