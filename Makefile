@@ -28,9 +28,10 @@ test:
 	go test -race -timeout 15m ./...
 
 # Not under the race detector: the cores have no goroutine, and make test runs the
-# small worlds with it.
+# small worlds with it. WORLDS=huge takes minutes and gigabytes.
+WORLDS ?= large
 explore:
-	set -o pipefail; go test ./edge/registry -run '^TestExplore$$' -count 1 -v -timeout 10m -deep | grep -v '^=== '
+	set -o pipefail; go test ./edge/registry -run '^TestExplore$$' -count 1 -v -timeout 60m -worlds $(WORLDS) | grep -v '^=== '
 
 # Each mutant with the test that is named for it, about a second each; with all tests
 # it takes minutes and prints which of them find it.

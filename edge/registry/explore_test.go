@@ -3,6 +3,7 @@ package registry
 import (
 	"flag"
 	"hash/maphash"
+	"math/bits"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ import (
 // rest. cores_test.go is how it drives the cores, world_test.go the world and its
 // rules.
 
-var deep = flag.Bool("deep", false, "explore the larger worlds: make explore")
+var worldSize = flag.String("worlds", "small", "explore the `small` worlds, the large ones (make explore) or the huge ones")
 
 // exploration is a world and how many states it has. The number is known, so that
 // an explorer that sees less does not pass for one that found nothing.
@@ -32,62 +33,74 @@ type exploration struct {
 	states   int
 }
 
-var short = []exploration{
-	{name: "takeover", gens: 2, requests: 2, replay: 8, states: 8_341},
-	{name: "loss", gens: 2, requests: 1, replay: 8, states: 7_350, may: faults{drops: 1}},
-	{name: "crash", gens: 2, requests: 1, replay: 8, states: 7_612, may: faults{crashes: 1, vanishes: 1}},
-	{name: "suspicion", gens: 2, requests: 1, replay: 8, states: 7_226, may: faults{suspects: 1}},
-	{name: "strangers", gens: 2, requests: 1, replay: 8, states: 5_494, may: faults{beats: 1}},
-	{name: "callers", gens: 1, requests: 2, replay: 8, states: 1_374, may: faults{leaves: 2, givesUp: 1, crashes: 1}},
-	{name: "repetition", gens: 1, requests: 2, replay: 8, states: 4_331, may: faults{dups: 2, fails: 1}},
-	{name: "waits", gens: 1, requests: 3, places: 2, replay: 8, states: 11_759, may: faults{expires: 2, crashes: 1, fails: 1}},
-}
-
-var large = []exploration{
-	{name: "all faults", gens: 2, requests: 1, replay: 64, states: 1_697_648, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1, crashes: 1}},
-	{name: "network", gens: 2, requests: 2, replay: 64, states: 2_356_499, may: faults{drops: 2, dups: 2}},
-	{name: "callers", gens: 2, requests: 2, replay: 64, states: 1_292_177, may: faults{crashes: 1, dups: 1, fails: 1, leaves: 1, givesUp: 1}},
-	{name: "two places", gens: 2, requests: 3, places: 2, replay: 64, states: 996_151, may: faults{vanishes: 1, suspects: 1, expires: 1}},
-	{name: "three generations", gens: 3, requests: 1, replay: 64, states: 771_970, may: faults{crashes: 1, suspects: 1}},
+var worlds = map[string][]exploration{
+	"small": {
+		{name: "takeover", gens: 2, requests: 2, replay: 8, states: 8_341},
+		{name: "loss", gens: 2, requests: 1, replay: 8, states: 7_350, may: faults{drops: 1}},
+		{name: "crash", gens: 2, requests: 1, replay: 8, states: 7_612, may: faults{crashes: 1, vanishes: 1}},
+		{name: "suspicion", gens: 2, requests: 1, replay: 8, states: 7_226, may: faults{suspects: 1}},
+		{name: "strangers", gens: 2, requests: 1, replay: 8, states: 5_494, may: faults{beats: 1}},
+		{name: "callers", gens: 1, requests: 2, replay: 8, states: 1_374, may: faults{leaves: 2, givesUp: 1, crashes: 1}},
+		{name: "repetition", gens: 1, requests: 2, replay: 8, states: 4_331, may: faults{dups: 2, fails: 1}},
+		{name: "waits", gens: 1, requests: 3, places: 2, replay: 8, states: 11_759, may: faults{expires: 2, crashes: 1, fails: 1}},
+	},
+	"large": {
+		{name: "all faults", gens: 2, requests: 1, replay: 64, states: 1_697_648, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1, crashes: 1}},
+		{name: "network", gens: 2, requests: 2, replay: 64, states: 2_356_499, may: faults{drops: 2, dups: 2}},
+		{name: "callers", gens: 2, requests: 2, replay: 64, states: 1_292_177, may: faults{crashes: 1, dups: 1, fails: 1, leaves: 1, givesUp: 1}},
+		{name: "two places", gens: 2, requests: 3, places: 2, replay: 64, states: 996_151, may: faults{vanishes: 1, suspects: 1, expires: 1}},
+		{name: "three generations", gens: 3, requests: 1, replay: 64, states: 771_970, may: faults{crashes: 1, suspects: 1}},
+	},
+	"huge": {
+		{name: "two callers", gens: 2, requests: 2, replay: 256, states: 5_544_583, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1}},
+		{name: "zombies", gens: 3, requests: 2, replay: 256, states: 8_488_389, may: faults{beats: 1, suspects: 1}},
+		{name: "three generations repeated", gens: 3, requests: 1, replay: 256, states: 5_304_080, may: faults{vanishes: 1, suspects: 1, dups: 1}},
+		{name: "three generations lossy", gens: 3, requests: 1, replay: 256, states: 4_347_554, may: faults{crashes: 1, suspects: 1, drops: 1}},
+		{name: "three callers", gens: 2, requests: 3, places: 2, replay: 256, states: 9_588_575, may: faults{dups: 1, crashes: 1, leaves: 1, givesUp: 1}},
+		{name: "network", gens: 2, requests: 2, replay: 256, states: 13_474_049, may: faults{drops: 2, dups: 2, suspects: 1}},
+		{name: "every fault", gens: 2, requests: 1, replay: 256, states: 11_811_228, may: faults{
+			drops: 1, dups: 1, fails: 1, suspects: 1, crashes: 1, vanishes: 1, givesUp: 1, leaves: 1, expires: 1, beats: 1,
+		}},
+	},
 }
 
 // Contract: R1 R4 R5 R6 R9 R10 F2 F3 F4 F5 F10 P8 P9 Q4
 func TestExplore(t *testing.T) {
-	worlds := short
-	if *deep {
-		worlds = large
+	all, ok := worlds[*worldSize]
+	if !ok {
+		t.Fatalf("there are no %s worlds", *worldSize)
 	}
 	var (
 		mu     sync.Mutex
 		began  = time.Now()
-		all    tally
+		sum    tally
 		states int
 		moves  int
 	)
 	t.Run("worlds", func(t *testing.T) {
-		for _, x := range worlds {
+		for _, x := range all {
 			t.Run(strings.ReplaceAll(x.name, " ", "_"), func(t *testing.T) {
 				t.Parallel() // each has its own cores
 				seen, tally := x.run(t)
 				mu.Lock()
 				defer mu.Unlock()
 				states += seen
-				moves += all.add(tally)
+				moves += sum.add(tally)
 			})
 		}
 	})
 	t.Logf("%d states, %d transitions in %v; complete", states, moves, time.Since(began).Round(100*time.Millisecond))
 	t.Logf("stale events %d, late terminals %d, slots granted %d, fenced %d, returned %d, requests refused %d, strangers told %d",
-		all.stale, all.late, all.granted, all.fenced, all.released, all.refused, all.answered)
+		sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered)
 	if t.Failed() {
 		return
 	}
-	for kind, n := range all.moves {
+	for kind, n := range sum.moves {
 		if n == 0 {
 			t.Errorf("no world did: %s", move{kind: moveKind(kind)})
 		}
 	}
-	if min(all.stale, all.late, all.granted, all.fenced, all.released, all.refused, all.answered) == 0 {
+	if min(sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered) == 0 {
 		t.Error("a rule had nothing to hold against")
 	}
 }
@@ -118,6 +131,14 @@ type origin struct {
 	move move
 }
 
+// newVisited has room for as many states as are known to come.
+func newVisited(states int) *visited {
+	return &visited{
+		states: make([]state, 0, states), from: make([]origin, 0, states),
+		table: make([]uint32, 1<<bits.Len(uint(2*states+2))), seed: maphash.MakeSeed(),
+	}
+}
+
 // add reports whether the state is new.
 func (v *visited) add(s *state, from int, m move) bool {
 	if 2*len(v.states) >= len(v.table) {
@@ -144,7 +165,7 @@ func (v *visited) slot(s *state) *uint32 {
 }
 
 func (v *visited) grow() {
-	v.table = make([]uint32, max(4*len(v.table), 1<<12))
+	v.table = make([]uint32, 2*len(v.table))
 	for i := range v.states {
 		*v.slot(&v.states[i]) = uint32(i + 1)
 	}
@@ -166,7 +187,7 @@ func (x exploration) run(t *testing.T) (int, *tally) {
 		counted tally // the moves that explore
 		beside  tally // those of the calm and of replays
 		first   = world{state: state{faults: x.may}, cores: cores, tally: &counted}
-		v       = visited{seed: maphash.MakeSeed()}
+		v       = newVisited(x.states)
 		walks   int
 		at      int
 		doing   any
