@@ -1,5 +1,7 @@
 # make build   bin/iop, one static binary
 # make test    all tests with the race detector
+# make explore every state of small worlds around the cores of edge/registry and edge/pool: millions
+# make mutants small wrong variants of those cores, each of which a test must find; TESTS=all: with all tests
 # make check   what CI runs: generated code, format, vet, lint, tests, a short fuzz
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
@@ -18,13 +20,25 @@ FUZZTIME ?= 5s
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench generations
+.PHONY: explore mutants streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench generations
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
 
 test:
 	go test -race -timeout 15m ./...
+
+# Not under the race detector: the cores have no goroutine, and make test runs the
+# small worlds with it. WORLDS=huge takes minutes and gigabytes.
+WORLDS ?= large
+explore:
+	set -o pipefail; go test ./edge/registry -run '^TestExplore$$' -count 1 -v -timeout 60m -worlds $(WORLDS) | grep -v '^=== '
+
+# Each mutant with the test that is named for it, about a second each; with all tests
+# it takes minutes and prints which of them find it.
+TESTS ?= named
+mutants:
+	set -o pipefail; go test ./edge/registry -run '^TestMutants$$' -count 1 -v -timeout 15m -mutants $(TESTS) | grep -v '^ *[=-]\{3\} \(RUN\|PAUSE\|CONT\|NAME\|PASS\)'
 
 check: fmt-check vet lint proto-check test fuzz
 

@@ -225,3 +225,40 @@ func TestSnapshotOfAModel(t *testing.T) {
 		t.Errorf("a model that is gone with its requests left: %+v", got)
 	}
 }
+
+// Contract: F5 F7
+func TestI6StaleChangesNothing(t *testing.T) {
+	const id = "n1/a/m"
+	stale := func(gen uint64) map[string]Event {
+		return map[string]Event{
+			"activate": Activate("n1", gen), "fence": Fence("n1", gen, "late"),
+			"targets": AdoptTargets("n1", gen, "a", []string{"other"}),
+			"overlay": Overlay(id, gen, true), "overlay ends": Overlay(id, gen, false),
+			"drain": SetDraining("n1", gen, true), "drain ends": SetDraining("n1", gen, false),
+		}
+	}
+	for _, live := range []bool{true, false} {
+		p := one(2, Queue{})
+		p.Step(epoch, Activate("n1", 1), nil)
+		p.Step(epoch, Enqueue(&Request{Waiter: 1, Model: "m"}), nil)
+		p.Step(epoch, Activate("n1", 2), nil)
+		gens := []uint64{1}
+		if live {
+			p.Step(epoch, Enqueue(&Request{Waiter: 2, Model: "m"}), nil)
+			p.Step(epoch, Overlay(id, 2, true), nil)
+			p.Step(epoch, SetDraining("n1", 2, true), nil)
+		} else {
+			p.Step(epoch, Fence("n1", 2, "closed"), nil)
+			gens = append(gens, 2)
+		}
+		p.Step(epoch, Enqueue(&Request{Waiter: 3, Model: "m"}), nil)
+		before := string(p.AppendKey(nil))
+		for _, gen := range gens {
+			for name, ev := range stale(gen) {
+				if out := p.Step(epoch, ev, nil); len(out) > 0 || string(p.AppendKey(nil)) != before {
+					t.Errorf("live %v: %s of %d changed something: %v", live, name, gen, out)
+				}
+			}
+		}
+	}
+}

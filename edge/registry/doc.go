@@ -37,6 +37,10 @@
 // come, before the next event (F3). After a pause of the process it reads what
 // waits in its inbox before DeadlinePassed, or it fences the living.
 //
+// explore_test.go visits every state of small worlds around this core and
+// edge/pool's; make explore the millions of larger ones. mutants_test.go lists wrong
+// variants of both cores that the tests must find: make mutants.
+//
 // It leaves to others: the check of signatures (the verdict is in the event),
 // what is configured on a node, slots, attempts, sending heartbeats.
 package registry

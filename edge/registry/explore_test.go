@@ -1,725 +1,250 @@
 package registry
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"flag"
-	"fmt"
+	"hash/maphash"
 	"math/bits"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
-
-	"github.com/iop-fabric/iop/edge/pool"
 )
 
 // The explorer drives the production cores through every order of a small world:
-// one node with one place, a few generations, two requests, and a network that
-// loses, repeats and reorders. It visits every state once, checks the rules in
-// each, and from many of them lets the faults end and looks whether all comes to
-// rest.
+// one node with a place or two, a few generations, one to three requests, and a
+// network that loses, repeats and reorders. It visits every state once, checks the
+// rules in each, and from each lets the faults end and looks whether all comes to
+// rest. cores_test.go is how it drives the cores, world_test.go the world and its
+// rules.
 
-// What may be under way. To Edge: from the session service, and from the node's
-// session of a generation. To the node: answers, fences.
-const (
-	msgAdmitted = iota
-	msgClosed
-	msgRegister
-	msgReady
-	msgBeat // stands for every message of a live session
-	msgAccepted
-	msgRefused
-	msgReadyYes
-	msgReadyNo
-	msgFence
-	perGen
-)
+var worldSize = flag.String("worlds", "small", "explore the `small` worlds, the large ones (make explore) or the huge ones")
 
-// Of each slot, on top of the generations' bits.
-const (
-	msgDispatch = iota
-	msgTerminal
-	perSlot
-)
-
-const (
-	maxGen   = 5 // generations that the world may have, those of the calm included
-	maxSlots = 4
-	slotBase = maxGen * perGen
-)
-
-func genBit(gen uint64, msg int) uint64 { return 1 << (int(gen-1)*perGen + msg) }
-func slotBit(slot, msg int) uint64      { return 1 << (slotBase + (slot-1)*perSlot + msg) }
-
-// sessionState is the Node's view of one of its sessions.
-type sessionState uint8
-
-const (
-	none sessionState = iota
-	registering
-	asking // accepted: it asked for ready
-	serving
-	dead
-)
-
-type requestState uint8
-
-const (
-	fresh requestState = iota
-	waiting
-	running
-	leaving // its caller left while it ran: its slot waits for a terminal (P8)
-	over
-)
-
-type slotState uint8
-
-const (
-	unsent slotState = iota
-	atNode
-	finished
-)
-
-// env is the world around the cores.
-type env struct {
-	net      uint64
-	acks     uint64 // bit per generation: ready acknowledgements whose fate is not reported yet
-	sessions [maxGen + 1]sessionState
-	requests [3]requestState
-	slots    [maxSlots + 1]struct {
-		request  uint8
-		gen      uint64
-		state    slotState
-		returned bool
-	}
-	connected uint64 // the last generation that node.connected named
-	drops     uint8
-	dups      uint8
-	fails     uint8 // acknowledgements that cannot be sent
-	suspects  uint8 // heartbeat or pending bounds that pass though the session lives
-	crashes   uint8
-	givesUp   uint8 // cancels that nobody answers
-	leaves    uint8
-	beats     uint8
-}
-
-// world is copied before each move, the cores only when they are stepped.
-type world struct {
-	env
-	r          *Registry
-	p          *pool.Pool
-	ownR, ownP bool
-	keyR, keyP string // empty: not known
-}
-
-func (w *world) clone() *world {
-	return &world{env: w.env, r: w.r, p: w.p, keyR: w.coreKeyR(), keyP: w.coreKeyP()}
-}
-
-// stepR and stepP step a core of the world's own.
-func (w *world) stepR(now time.Time, ev Event) []Effect {
-	if !w.ownR {
-		w.r, w.ownR = w.r.Clone(), true
-	}
-	w.keyR = ""
-	w.r.fences = limiter{} // the rate of fences is not explored
-	return w.r.Step(now, ev, nil)
-}
-
-func (w *world) stepP(now time.Time, ev pool.Event) []pool.Effect {
-	if !w.ownP {
-		w.p, w.ownP = w.p.Clone(), true
-	}
-	w.keyP = ""
-	return w.p.Step(now, ev, nil)
-}
-
-func (w *world) coreKeyR() string {
-	if w.keyR == "" {
-		w.keyR = string(w.r.AppendKey(nil))
-	}
-	return w.keyR
-}
-
-func (w *world) coreKeyP() string {
-	if w.keyP == "" {
-		w.keyP = string(w.p.AppendKey(nil))
-	}
-	return w.keyP
-}
-
-func (w *world) coreKey() string { return w.coreKeyR() + w.coreKeyP() }
-
-func (w *world) key(b []byte) [16]byte {
-	b = append(append(b[:0], w.coreKeyR()...), w.coreKeyP()...)
-	b = binary.LittleEndian.AppendUint64(b, w.net)
-	b = append(b, byte(w.acks), byte(w.connected), w.drops, w.dups, w.fails, w.suspects, w.crashes, w.givesUp, w.leaves, w.beats)
-	for _, s := range w.sessions {
-		b = append(b, byte(s))
-	}
-	for _, r := range w.requests {
-		b = append(b, byte(r))
-	}
-	for _, s := range w.slots {
-		b = append(b, s.request, byte(s.gen), byte(s.state), boolByte(s.returned))
-	}
-	sum := sha256.Sum256(b)
-	return [16]byte(sum[:16])
-}
-
-func boolByte(v bool) byte {
-	if v {
-		return 1
-	}
-	return 0
-}
-
-// broken is what a rule's breach panics with, so that it reaches the test with
-// the path that led there.
-type broken string
-
-func breach(format string, args ...any) { panic(broken(fmt.Sprintf(format, args...))) }
-
-// registry steps the registry and what it orders of the pool.
-func (w *world) registry(now time.Time, ev Event) {
-	for _, e := range w.stepR(now, ev) {
-		switch e := e.(type) {
-		case SendRegisterAnswer:
-			if e.Accepted {
-				w.net |= genBit(e.Gen, msgAccepted)
-			} else {
-				w.net |= genBit(e.Gen, msgRefused)
-			}
-		case SendReadyAnswer:
-			switch {
-			case !e.Ready:
-				w.net |= genBit(e.Gen, msgReadyNo)
-			case w.r.Live(e.Node, e.Gen):
-				w.net |= genBit(e.Gen, msgReadyYes)
-			default:
-				w.acks |= 1 << e.Gen
-			}
-		case SendFence:
-			w.net |= genBit(e.Gen, msgFence)
-		case Activate:
-			w.pool(now, pool.Activate(e.Node, e.Gen))
-		case FenceGeneration:
-			w.pool(now, pool.Fence(e.Node, e.Gen, string(e.Cause)))
-			for i, s := range w.slots {
-				if s.gen == e.Gen && !s.returned {
-					breach("F3: slot %d of the fenced generation %d is held", i, e.Gen)
-				}
-			}
-		case NodeConnected:
-			if e.Gen <= w.connected {
-				breach("R4: connected %d after %d", e.Gen, w.connected)
-			}
-			w.connected = e.Gen
-		}
-	}
-}
-
-func (w *world) pool(now time.Time, ev pool.Event) {
-	for _, e := range w.stepP(now, ev) {
-		id := int(e.Slot.ID)
-		switch e.Kind {
-		case pool.Granted:
-			if !w.r.Live(e.Slot.Node, e.Slot.Gen) {
-				breach("I5: slot %d under %d, which is not live", id, e.Slot.Gen)
-			}
-			if w.requests[e.Waiter] != waiting && w.requests[e.Waiter] != fresh {
-				breach("I7: request %d was granted and does not wait", e.Waiter)
-			}
-			w.requests[e.Waiter] = running
-			w.slots[id].request, w.slots[id].gen = uint8(e.Waiter), e.Slot.Gen
-			w.net |= slotBit(id, msgDispatch)
-		case pool.Refused:
-			w.requests[e.Waiter] = over
-		case pool.SlotReturned:
-			if w.slots[id].gen == 0 || w.slots[id].returned {
-				breach("P8: slot %d is returned and not held", id)
-			}
-			w.slots[id].returned = true
-			w.requests[w.slots[id].request] = over
-		case pool.EndAttempt:
-			if !w.slots[id].returned {
-				breach("F3: slot %d ends before it is returned", id)
-			}
-		}
-	}
-}
-
-// check is what must hold in every state. What it looks at changes only with the
-// cores.
-func (w *world) check() {
-	if !w.ownR && !w.ownP {
-		return
-	}
-	live := w.r.LiveSessions()["n1"]
-	snap := w.p.Snapshot()
-	v := snap.Providers[0]
-	held := 0
-	for i, s := range w.slots {
-		if s.gen == 0 || s.returned {
-			continue
-		}
-		if held++; s.gen != live {
-			breach("F3: slot %d is held under %d, live is %d", i, s.gen, live)
-		}
-	}
-	if held > 1 || held != snap.Held || v.Connected && held != v.InFlight {
-		breach("P4: %d slots are held, the pool says %+v", held, snap)
-	}
-	if v.Connected != (live != 0) || v.Gen != live {
-		breach("R6: the pool has %d, the registry %d", v.Gen, live)
-	}
-	if snap.Waiting > 0 && live != 0 && held == 0 {
-		breach("Q4: a lost wake-up")
-	}
-	if owner, s := w.r.Owner("n1"); s == Ready && w.connected != owner {
-		breach("R4: %d is ready and not connected", owner)
-	}
-}
-
-// toEdge delivers a message of the node's session, or about it.
-func (w *world) toEdge(gen uint64, msg int) {
-	highest, _ := w.r.Owner("n1")
-	var before string
-	if gen < highest {
-		before = w.coreKey()
-	}
-	w.registry(epoch, map[int]Event{
-		msgAdmitted: Admitted{Node: "n1", Gen: gen},
-		msgClosed:   Closed{Node: "n1", Gen: gen},
-		msgRegister: RegisterReceived{Node: "n1", Gen: gen, PayloadNode: "n1", ProtocolMin: 1, ProtocolMax: 1},
-		msgReady:    ReadyReceived{Node: "n1", Gen: gen, PayloadNode: "n1"},
-		msgBeat:     HeartbeatReceived{Node: "n1", Gen: gen},
-	}[msg])
-	if gen < highest && w.coreKey() != before {
-		breach("F5: message %d of %d changed what %d has", msg, gen, highest)
-	}
-	if _, s := w.r.Owner("n1"); msg == msgBeat && (gen != highest || !s.Owns()) && w.net&genBit(gen, msgFence) == 0 {
-		breach("F10: %d spoke and was not told", gen)
-	}
-}
-
-// toNode delivers a message to a session of the node.
-func (w *world) toNode(gen uint64, msg int) {
-	s := &w.sessions[gen]
-	switch {
-	case *s == dead:
-	case msg == msgAccepted && *s == registering:
-		*s = asking
-		w.net |= genBit(gen, msgReady)
-	case msg == msgReadyYes && *s == asking:
-		*s = serving
-	case msg == msgRefused || msg == msgReadyNo || msg == msgFence:
-		w.end(gen)
-	}
-}
-
-// end ends a session on the node's side; the broker notices.
-func (w *world) end(gen uint64) {
-	w.sessions[gen] = dead
-	w.net |= genBit(gen, msgClosed)
-	for i := range w.slots { // its work is dropped (F5)
-		if w.slots[i].gen == gen && w.slots[i].state == atNode {
-			w.slots[i].state = finished
-			w.net &^= slotBit(i, msgTerminal)
-		}
-	}
-}
-
-// ofSlot delivers a dispatch to the node, or a terminal to Edge.
-func (w *world) ofSlot(i, msg int) {
-	s := &w.slots[i]
-	if msg == msgDispatch {
-		// A node takes work from the moment it asked for ready (R6).
-		if st := w.sessions[s.gen]; s.state == unsent && (st == asking || st == serving) {
-			s.state = atNode
-		}
-		return
-	}
-	// The demux asks whether it is the slot's own generation; the pool, whether
-	// the slot is held.
-	highest, _ := w.r.Owner("n1")
-	before := ""
-	if s.returned || s.gen < highest {
-		before = w.coreKey()
-	}
-	w.pool(epoch, pool.ReturnSlot(uint64(i), pool.ByTerminal))
-	if before != "" && w.coreKey() != before {
-		breach("F5: a late terminal of slot %d changed something", i)
-	}
-}
-
-// settle takes out of the network what no longer means anything to a node's
-// session, so that states that differ in nothing else are one.
-func (w *world) settle() {
-	for gen := uint64(1); gen <= maxGen; gen++ {
-		var moot []int
-		switch w.sessions[gen] {
-		case asking:
-			moot = []int{msgAccepted}
-		case serving:
-			moot = []int{msgAccepted, msgReadyYes}
-		case dead:
-			moot = []int{msgAccepted, msgRefused, msgReadyYes, msgReadyNo, msgFence}
-		}
-		for _, msg := range moot {
-			w.net &^= genBit(gen, msg)
-		}
-	}
-	for i, s := range w.slots {
-		if s.gen != 0 && (w.sessions[s.gen] == dead || s.state != unsent) {
-			w.net &^= slotBit(i, msgDispatch)
-		}
-	}
-}
-
-func (w *world) deliver(bit int) {
-	if bit >= slotBase {
-		w.ofSlot((bit-slotBase)/perSlot+1, (bit-slotBase)%perSlot)
-		return
-	}
-	gen, msg := uint64(bit/perGen+1), bit%perGen
-	if msg <= msgBeat {
-		w.toEdge(gen, msg)
-	} else {
-		w.toNode(gen, msg)
-	}
-}
-
-// dial opens the node's next session.
-func (w *world) dial() {
-	for gen := uint64(1); gen <= maxGen; gen++ {
-		if w.sessions[gen] == none {
-			w.sessions[gen] = registering
-			w.net |= genBit(gen, msgAdmitted) | genBit(gen, msgRegister)
-			return
-		}
-	}
-	breach("the world is out of generations")
-}
-
-func (w *world) dialled() (n int) {
-	for _, s := range w.sessions {
-		if s != none {
-			n++
-		}
-	}
-	return n
-}
-
-// report tells the registry what became of a ready acknowledgement.
-func (w *world) report(gen uint64, sent bool) {
-	w.acks &^= 1 << gen
-	highest, _ := w.r.Owner("n1")
-	before := w.coreKey()
-	if sent {
-		w.net |= genBit(gen, msgReadyYes)
-		w.registry(epoch, ReadyAckSent{"n1", gen})
-	} else {
-		w.registry(epoch, ReadyAckFailed{"n1", gen})
-	}
-	if gen < highest && w.coreKey() != before {
-		breach("F5: the acknowledgement of %d changed what %d has", gen, highest)
-	}
-}
-
-func (w *world) reportAll() {
-	for gen := uint64(1); gen <= maxGen; gen++ {
-		if w.acks&(1<<gen) != 0 {
-			w.report(gen, true)
-		}
-	}
-}
-
-// move is one thing the world may do.
-type move struct {
-	name string
-	do   func(*world)
-}
-
-// moves lists all that may happen next.
-func (w *world) moves(gens int) []move {
-	var all []move
-	add := func(name string, do func(*world)) { all = append(all, move{name, do}) }
-	for net := w.net; net != 0; net &= net - 1 {
-		bit := bits.TrailingZeros64(net)
-		add(fmt.Sprintf("deliver %d", bit), func(w *world) { w.net &^= 1 << bit; w.deliver(bit) })
-		if w.dups > 0 {
-			add(fmt.Sprintf("deliver and repeat %d", bit), func(w *world) { w.dups--; w.net &^= 1 << bit; w.deliver(bit); w.net |= 1 << bit })
-		}
-		if w.drops > 0 {
-			add(fmt.Sprintf("lose %d", bit), func(w *world) { w.drops--; w.net &^= 1 << bit })
-		}
-	}
-	// A session that is thought dead may live on beside the next.
-	if w.dialled() < gens {
-		add("dial", func(w *world) { w.dial() })
-	}
-	for gen := uint64(1); int(gen) <= gens; gen++ {
-		if w.acks&(1<<gen) != 0 {
-			add("ack sent", func(w *world) { w.report(gen, true) })
-			if w.fails > 0 {
-				add("ack failed", func(w *world) { w.fails--; w.report(gen, false) })
-			}
-		}
-		switch s := w.sessions[gen]; s {
-		case none, dead:
-			continue
-		case registering:
-			if w.net&(genBit(gen, msgRegister)|genBit(gen, msgAccepted)|genBit(gen, msgRefused)) == 0 {
-				add("register again", func(w *world) { w.net |= genBit(gen, msgRegister) })
-			}
-		case asking:
-			if w.acks&(1<<gen) == 0 && w.net&(genBit(gen, msgReady)|genBit(gen, msgReadyYes)|genBit(gen, msgReadyNo)) == 0 {
-				add("ask again", func(w *world) { w.net |= genBit(gen, msgReady) })
-			}
-		}
-		if w.beats > 0 && w.sessions[gen] >= asking && w.net&genBit(gen, msgBeat) == 0 {
-			add("beat", func(w *world) { w.beats--; w.net |= genBit(gen, msgBeat) })
-		}
-		if w.crashes > 0 {
-			add("crash", func(w *world) { w.crashes--; w.end(gen) })
-		}
-	}
-	if _, s := w.r.Owner("n1"); s.Owns() && w.suspects > 0 {
-		add("bound passes", func(w *world) { w.suspects--; w.bound() })
-	}
-	for i := range w.requests {
-		switch w.requests[i] {
-		case fresh:
-			if i > 0 {
-				add("enqueue", func(w *world) { w.enqueue(i) })
-			}
-		case waiting:
-			if w.leaves > 0 {
-				add("leave", func(w *world) { w.leaves--; w.requests[i] = over; w.pool(epoch, pool.CancelWaiter(pool.WaiterID(i))) })
-			}
-		case running:
-			if w.leaves > 0 {
-				add("leave while running", func(w *world) { w.leaves--; w.requests[i] = leaving })
-			}
-		}
-	}
-	for i := range w.slots {
-		s := w.slots[i]
-		if s.gen == 0 {
-			continue
-		}
-		if s.state == atNode {
-			add("finish", func(w *world) { w.slots[i].state = finished; w.net |= slotBit(i, msgTerminal) })
-		}
-		if !s.returned && s.state != unsent && w.requests[s.request] == leaving && w.givesUp > 0 {
-			add("cancel bound", func(w *world) { w.givesUp--; w.pool(epoch, pool.ReturnSlot(uint64(i), pool.ByCancelBound)) })
-		}
-		if !s.returned && w.sessions[s.gen] != dead {
-			if s.state == unsent && w.net&slotBit(i, msgDispatch) == 0 {
-				add("dispatch again", func(w *world) { w.net |= slotBit(i, msgDispatch) })
-			}
-			if s.state == finished && w.net&slotBit(i, msgTerminal) == 0 {
-				add("terminal again", func(w *world) { w.net |= slotBit(i, msgTerminal) })
-			}
-		}
-	}
-	return all
-}
-
-func (w *world) enqueue(i int) {
-	w.pool(epoch, pool.Enqueue(&pool.Request{Waiter: pool.WaiterID(i), Model: "m", Principal: "alice"}))
-	if w.requests[i] == fresh {
-		w.requests[i] = waiting
-	}
-}
-
-// bound lets the owner's bound pass, whatever it is.
-func (w *world) bound() {
-	for range 2 { // Deadline may be earlier than any bound once
-		if d := w.r.Deadline(); !d.IsZero() {
-			w.registry(d, DeadlinePassed{})
-		}
-	}
-}
-
-// calm ends the faults and lets everything that is due happen, in rounds. All
-// must come to rest: the node is live under its newest session, and every request
-// has its end (LIVE1, LIVE2).
-func (w *world) calm() {
-	for range 12 {
-		w.reportAll()
-		alive := uint64(0)
-		for gen := uint64(1); gen <= maxGen; gen++ {
-			switch w.sessions[gen] {
-			case none, dead:
-				continue
-			case registering:
-				w.net |= genBit(gen, msgRegister)
-			case asking:
-				w.net |= genBit(gen, msgReady)
-			case serving:
-				w.net |= genBit(gen, msgBeat)
-			}
-			alive = gen
-		}
-		if alive == 0 {
-			w.dial()
-		}
-		// Whose session ended goes on being silent.
-		if owner, s := w.r.Owner("n1"); s.Owns() && w.sessions[owner] == dead {
-			w.bound()
-		}
-		for i := range w.requests {
-			if i > 0 && w.requests[i] == fresh {
-				w.enqueue(i)
-			}
-		}
-		for i, s := range w.slots {
-			if s.gen == 0 || s.returned {
-				continue
-			}
-			switch s.state {
-			case unsent:
-				w.net |= slotBit(i, msgDispatch)
-			case atNode:
-				w.slots[i].state = finished
-				w.net |= slotBit(i, msgTerminal)
-			case finished:
-				w.net |= slotBit(i, msgTerminal)
-			}
-		}
-		for net := w.net; net != 0; net &= net - 1 {
-			bit := bits.TrailingZeros64(net)
-			w.net &^= 1 << bit
-			w.deliver(bit)
-			w.reportAll()
-		}
-		w.check()
-	}
-	newest := uint64(0)
-	for gen := uint64(1); gen <= maxGen; gen++ {
-		if w.sessions[gen] != none {
-			newest = gen
-		}
-	}
-	if !w.r.Live("n1", newest) || w.sessions[newest] != serving {
-		owner, s := w.r.Owner("n1")
-		breach("LIVE1: Edge has %d %s, the node is %v", owner, s, w.sessions)
-	}
-	for i := range w.requests {
-		if i > 0 && w.requests[i] != over {
-			breach("LIVE2: request %d is %d", i, w.requests[i])
-		}
-	}
-	if s := w.p.Snapshot(); s.Held > 0 || s.Waiting > 0 {
-		breach("INV4: at rest %+v", s)
-	}
-}
-
-var deep = flag.Bool("deep", false, "explore larger worlds: minutes to hours")
-
+// exploration is a world and how many states it has. The number is known, so that
+// an explorer that sees less does not pass for one that found nothing.
 type exploration struct {
 	name     string
 	gens     int
-	start    env
+	places   int
 	requests int
-	liveness int // every how many states the calm is tried
+	may      faults
+	replay   int // every how many states the way there is walked again
+	states   int
+}
+
+var worlds = map[string][]exploration{
+	"small": {
+		{name: "takeover", gens: 2, requests: 2, replay: 8, states: 8_341},
+		{name: "loss", gens: 2, requests: 1, replay: 8, states: 7_350, may: faults{drops: 1}},
+		{name: "crash", gens: 2, requests: 1, replay: 8, states: 7_612, may: faults{crashes: 1, vanishes: 1}},
+		{name: "suspicion", gens: 2, requests: 1, replay: 8, states: 7_226, may: faults{suspects: 1}},
+		{name: "strangers", gens: 2, requests: 1, replay: 8, states: 5_494, may: faults{beats: 1}},
+		{name: "callers", gens: 1, requests: 2, replay: 8, states: 1_374, may: faults{leaves: 2, givesUp: 1, crashes: 1}},
+		{name: "repetition", gens: 1, requests: 2, replay: 8, states: 4_331, may: faults{dups: 2, fails: 1}},
+		{name: "waits", gens: 1, requests: 3, places: 2, replay: 8, states: 11_759, may: faults{expires: 2, crashes: 1, fails: 1}},
+	},
+	"large": {
+		{name: "all faults", gens: 2, requests: 1, replay: 64, states: 1_697_648, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1, crashes: 1}},
+		{name: "network", gens: 2, requests: 2, replay: 64, states: 2_356_499, may: faults{drops: 2, dups: 2}},
+		{name: "callers", gens: 2, requests: 2, replay: 64, states: 1_292_177, may: faults{crashes: 1, dups: 1, fails: 1, leaves: 1, givesUp: 1}},
+		{name: "two places", gens: 2, requests: 3, places: 2, replay: 64, states: 996_151, may: faults{vanishes: 1, suspects: 1, expires: 1}},
+		{name: "three generations", gens: 3, requests: 1, replay: 64, states: 771_970, may: faults{crashes: 1, suspects: 1}},
+	},
+	"huge": {
+		{name: "two callers", gens: 2, requests: 2, replay: 256, states: 5_544_583, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1}},
+		{name: "zombies", gens: 3, requests: 2, replay: 256, states: 8_488_389, may: faults{beats: 1, suspects: 1}},
+		{name: "three generations repeated", gens: 3, requests: 1, replay: 256, states: 5_304_080, may: faults{vanishes: 1, suspects: 1, dups: 1}},
+		{name: "three generations lossy", gens: 3, requests: 1, replay: 256, states: 4_347_554, may: faults{crashes: 1, suspects: 1, drops: 1}},
+		{name: "three callers", gens: 2, requests: 3, places: 2, replay: 256, states: 9_588_575, may: faults{dups: 1, crashes: 1, leaves: 1, givesUp: 1}},
+		{name: "network", gens: 2, requests: 2, replay: 256, states: 13_474_049, may: faults{drops: 2, dups: 2, suspects: 1}},
+		{name: "every fault", gens: 2, requests: 1, replay: 256, states: 11_811_228, may: faults{
+			drops: 1, dups: 1, fails: 1, suspects: 1, crashes: 1, vanishes: 1, givesUp: 1, leaves: 1, expires: 1, beats: 1,
+		}},
+	},
 }
 
 // Contract: R1 R4 R5 R6 R9 R10 F2 F3 F4 F5 F10 P8 P9 Q4
 func TestExplore(t *testing.T) {
-	worlds := []exploration{
-		{name: "takeover", gens: 2, requests: 2, liveness: 4, start: env{}},
-		{name: "loss", gens: 2, requests: 1, liveness: 2, start: env{drops: 1}},
-		{name: "crash", gens: 2, requests: 1, liveness: 1, start: env{crashes: 1}},
-		{name: "suspicion", gens: 2, requests: 1, liveness: 2, start: env{suspects: 1}},
-		{name: "strangers", gens: 2, requests: 1, liveness: 2, start: env{beats: 1}},
-		{name: "callers", gens: 1, requests: 2, liveness: 1, start: env{leaves: 2, givesUp: 1, crashes: 1}},
-		{name: "repetition", gens: 1, requests: 2, liveness: 2, start: env{dups: 2, fails: 1}},
+	all, ok := worlds[*worldSize]
+	if !ok {
+		t.Fatalf("there are no %s worlds", *worldSize)
 	}
-	if underRace {
-		worlds = worlds[len(worlds)-2:]
+	var (
+		mu     sync.Mutex
+		began  = time.Now()
+		sum    tally
+		states int
+		moves  int
+	)
+	t.Run("worlds", func(t *testing.T) {
+		for _, x := range all {
+			t.Run(strings.ReplaceAll(x.name, " ", "_"), func(t *testing.T) {
+				t.Parallel() // each has its own cores
+				seen, tally := x.run(t)
+				mu.Lock()
+				defer mu.Unlock()
+				states += seen
+				moves += sum.add(tally)
+			})
+		}
+	})
+	t.Logf("%d states, %d transitions in %v; complete", states, moves, time.Since(began).Round(100*time.Millisecond))
+	t.Logf("stale events %d, late terminals %d, slots granted %d, fenced %d, returned %d, requests refused %d, strangers told %d",
+		sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered)
+	if t.Failed() {
+		return
 	}
-	if *deep {
-		worlds = []exploration{
-			{name: "all faults", gens: 2, requests: 1, liveness: 16, start: env{drops: 1, dups: 1, beats: 1, suspects: 1, crashes: 1}},
-			{name: "two callers", gens: 2, requests: 2, liveness: 16, start: env{crashes: 1, dups: 1, leaves: 1, givesUp: 1}},
-			{name: "three generations", gens: 3, requests: 1, liveness: 16, start: env{crashes: 1, suspects: 1}},
+	for kind, n := range sum.moves {
+		if n == 0 {
+			t.Errorf("no world did: %s", move{kind: moveKind(kind)})
 		}
 	}
-	for _, x := range worlds {
-		t.Run(strings.ReplaceAll(x.name, " ", "_"), func(t *testing.T) {
-			x.run(t)
-		})
+	if min(sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered) == 0 {
+		t.Error("a rule had nothing to hold against")
 	}
 }
 
-// step is a state's first way there.
-type step struct {
-	from int
-	name string
+// add sums up, and returns how many moves o has.
+func (t *tally) add(o *tally) (moves int) {
+	for i, n := range o.moves {
+		t.moves[i] += n
+		moves += n
+	}
+	t.stale, t.late, t.granted, t.fenced = t.stale+o.stale, t.late+o.late, t.granted+o.granted, t.fenced+o.fenced
+	t.released, t.refused, t.answered = t.released+o.released, t.refused+o.refused, t.answered+o.answered
+	return moves
 }
 
-func (x exploration) run(t *testing.T) {
-	l := newLoop(t, 1)
-	first := &world{env: x.start, r: New(Config{Nodes: []string{"n1"}}), p: l.p}
+// visited is every state seen, in the order found: the ones not looked at yet are
+// the frontier.
+type visited struct {
+	states []state
+	from   []origin
+	table  []uint32 // open addressing, by hash: index + 1 of a state
+	seed   maphash.Seed
+}
+
+// origin is how a state was first reached.
+type origin struct {
+	at   uint32
+	move move
+}
+
+// newVisited has room for as many states as are known to come.
+func newVisited(states int) *visited {
+	return &visited{
+		states: make([]state, 0, states), from: make([]origin, 0, states),
+		table: make([]uint32, 1<<bits.Len(uint(2*states+2))), seed: maphash.MakeSeed(),
+	}
+}
+
+// add reports whether the state is new.
+func (v *visited) add(s *state, from int, m move) bool {
+	if 2*len(v.states) >= len(v.table) {
+		v.grow()
+	}
+	slot := v.slot(s)
+	if *slot != 0 {
+		return false
+	}
+	v.states = append(v.states, *s)
+	v.from = append(v.from, origin{uint32(from), m})
+	*slot = uint32(len(v.states))
+	return true
+}
+
+// slot is where the state is in the table, or would be.
+func (v *visited) slot(s *state) *uint32 {
+	mask := uint64(len(v.table) - 1)
+	for i := maphash.Comparable(v.seed, *s) & mask; ; i = (i + 1) & mask {
+		if at := v.table[i]; at == 0 || v.states[at-1] == *s {
+			return &v.table[i]
+		}
+	}
+}
+
+func (v *visited) grow() {
+	v.table = make([]uint32, 2*len(v.table))
+	for i := range v.states {
+		*v.slot(&v.states[i]) = uint32(i + 1)
+	}
+}
+
+// path lists the moves from the start to a state.
+func (v *visited) path(at int) (moves []move) {
+	for ; at > 0; at = int(v.from[at].at) {
+		moves = append(moves, v.from[at].move)
+	}
+	slices.Reverse(moves)
+	return moves
+}
+
+func (x exploration) run(t *testing.T) (int, *tally) {
+	var (
+		began   = time.Now()
+		cores   = newCores(max(x.places, 1))
+		counted tally // the moves that explore
+		beside  tally // those of the calm and of replays
+		first   = world{state: state{faults: x.may}, cores: cores, tally: &counted}
+		v       = newVisited(x.states)
+		walks   int
+		at      int
+		doing   any
+	)
 	for i := x.requests + 1; i < len(first.requests); i++ {
 		first.requests[i] = over
 	}
-	var (
-		buf     []byte
-		seen    = map[[16]byte]bool{first.key(nil): true}
-		path    = []step{{from: -1}}
-		queue   = []*world{first}
-		index   = []int{0}
-		moves   int
-		calm    int
-		current int
-		name    string
-	)
 	defer func() {
 		if b := recover(); b != nil {
-			msg, ok := b.(broken)
-			if !ok {
-				panic(b)
+			if _, ok := b.(broken); !ok {
+				t.Logf("%s", debug.Stack())
 			}
-			names := []string{name}
-			for at := current; at >= 0; at = path[at].from {
-				names = append(names, path[at].name)
+			var path strings.Builder
+			for _, m := range v.path(at) {
+				path.WriteString(m.String() + ", ")
 			}
-			slices.Reverse(names)
-			t.Fatalf("%s\nafter: %s", msg, strings.Join(names, ", "))
+			t.Fatalf("%v\nafter: %s%v", b, path.String(), doing)
 		}
 	}()
-	for len(queue) > 0 {
-		w, at := queue[0], index[0]
-		queue[0] = nil
-		queue, index = queue[1:], index[1:]
-		current = at
-		if at%x.liveness == 0 {
-			name = "calm"
-			w.clone().calm()
-			calm++
-		}
-		for _, m := range w.moves(x.gens) {
-			next := w.clone()
-			name = m.name
-			m.do(next)
-			next.settle()
-			next.check()
-			moves++
-			buf = buf[:0]
-			key := next.key(buf)
-			if seen[key] {
-				continue
+	first.check()
+	v.add(&first.state, 0, move{}) // nobody reads how the first was reached
+	var moves []move
+	for ; at < len(v.states); at++ {
+		w := world{state: v.states[at], cores: cores, tally: &counted}
+		doing = "calm"
+		rest := w
+		rest.tally = &beside
+		rest.calm()
+		if at%x.replay == 0 {
+			doing = "the same again"
+			again := first
+			again.tally = &beside
+			again.walk = &walkers{}
+			again.walk.r, again.walk.p = cores.fresh()
+			for _, m := range v.path(at) {
+				again.do(m)
 			}
-			seen[key] = true
-			path = append(path, step{at, m.name})
-			queue = append(queue, next)
-			index = append(index, len(path)-1)
+			if again.state != w.state {
+				breach("the same moves lead elsewhere")
+			}
+			walks++
+		}
+		moves = w.moves(moves[:0], x.gens)
+		for i := range moves {
+			doing = &moves[i]
+			next := w
+			next.do(moves[i])
+			if v.add(&next.state, at, moves[i]) {
+				next.check()
+			}
 		}
 	}
-	t.Logf("%d states, %d transitions, %d of them brought to rest; complete", len(seen), moves, calm)
+	taken := (&tally{}).add(&counted)
+	t.Logf("%s: %d states, %d transitions, each brought to rest, %d reached again; %s; %v",
+		x.name, len(v.states), taken, walks, cores, time.Since(began).Round(10*time.Millisecond))
+	if len(v.states) != x.states {
+		t.Errorf("%d states, and not %d: if world or cores changed on purpose, write the new number", len(v.states), x.states)
+	}
+	return len(v.states), &counted
 }
