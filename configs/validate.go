@@ -171,6 +171,9 @@ func (f *File) validate() Faults {
 	if f.Node != nil {
 		f.Node.validate(v, made)
 	}
+	if made && f.Node != nil {
+		f.validateOwnNode(v)
+	}
 	if f.Leaf != nil {
 		f.Leaf.validate(v)
 	}
@@ -178,6 +181,21 @@ func (f *File) validate() Faults {
 		f.Service.validate(v)
 	}
 	return v.faults
+}
+
+// validateOwnNode checks that the node of one process is one of its Edge.
+func (f *File) validateOwnNode(v *validator) {
+	good := func(name string) bool { return wire.CheckName(name) == nil } // what is not has its own fault
+	if good(f.Node.Edge) && good(f.Edge.Name) && f.Node.Edge != f.Edge.Name {
+		v.fault("node.edge", "is not edge.name, %q: they are one process", f.Edge.Name)
+	}
+	var names []string
+	for _, n := range f.Edge.Nodes {
+		names = append(names, n.Name)
+	}
+	if len(names) > 0 && good(f.Node.Name) && !slices.Contains(names, f.Node.Name) {
+		v.fault("node.name", "is not among edge.nodes, so it would have nothing to run%s", mean(f.Node.Name, names))
+	}
 }
 
 func (b *Broker) validate(v *validator, made bool) {
@@ -500,7 +518,7 @@ func (e *Edge) validateModels(v *validator, providers []string) {
 		for j, r := range g.Providers {
 			at := fmt.Sprintf("%s.providers[%d]", path, j)
 			if v.required(at+".provider", r.Provider) && !slices.Contains(providers, r.Provider) {
-				v.fault(at+".provider", "no such provider; want <node>/<id>%s", mean(r.Provider, providers))
+				v.fault(at+".provider", "no such provider; want <node>/<id> of one listed under edge.nodes[].providers%s", mean(r.Provider, providers))
 			}
 			refs.add(v, at+".provider", r.Provider, "the provider")
 			v.atLeast(at+".weight", int64(r.Weight), 1)

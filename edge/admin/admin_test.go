@@ -186,7 +186,7 @@ func TestWhyARequestWaits(t *testing.T) {
 		{[]pool.ProviderState{ok(0)}, 0, ""},
 		{[]pool.ProviderState{ok(2), ok(1)}, 0, ""},
 		{[]pool.ProviderState{ok(2)}, 3, "busy: a 2/2"},
-		{[]pool.ProviderState{ok(1)}, 3, "no place for what waits: a"},
+		{[]pool.ProviderState{ok(1)}, 3, "not for what waits: a"},
 		{[]pool.ProviderState{with(pool.StatusUnavailable, pool.HealthUnavailable), with(pool.StatusUnavailable, pool.HealthOffline)}, 0, "not connected: b; found unavailable: a"},
 		{
 			[]pool.ProviderState{with(pool.StatusDisabled, pool.HealthAvailable), with(pool.StatusHeld, pool.HealthAvailable), with(pool.StatusDraining, pool.HealthAvailable)},

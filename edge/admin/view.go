@@ -118,8 +118,9 @@ func modelView(m pool.ModelState, s pool.Snapshot, now time.Time) adminapi.Model
 
 // Why a provider does not serve a request now, in the order in which they are told.
 const (
-	isBusy      = "busy"
-	isUnfit     = "no place for what waits" // a long one, or one for another operation
+	isBusy = "busy"
+	// A long one, one for another operation, or one that has failed there already.
+	isUnfit     = "not for what waits"
 	isGone      = "not connected"
 	isOverlaid  = "found unavailable"
 	isDraining  = pool.StatusDraining
