@@ -69,6 +69,7 @@ type service struct {
 	inbox    chan event
 	connz    string        // where servers say who is connected to them
 	opened   chan struct{} // closed once the stores are there
+	fresh    bool          // there was none before
 	patience time.Time     // until when a callout waits for them
 	draining atomic.Bool
 	// admission keeps the admissions of one node in order: duplicate check,
@@ -258,10 +259,18 @@ func (s *service) openStores(ctx context.Context) error {
 	return s.applyRestore(ctx)
 }
 
+// madeStore tells of a store that was not there. Where the members', which is opened
+// first, was there, another that is not was lost; where none is, this is the first start.
 func (s *service) madeStore(made bool, name string, first uint64) {
-	if made && name != bucketInvitations { // which holds nothing that is missed: they are made anew
-		s.b.log.Warn(eventStoreMade, slog.String("bucket", name), slog.Uint64("first", first))
+	s.fresh = s.fresh || (made && name == bucketMembers)
+	if !made || name == bucketInvitations { // which holds nothing that is missed: they are made anew
+		return
 	}
+	level := slog.LevelWarn
+	if s.fresh {
+		level = slog.LevelInfo
+	}
+	s.b.log.Log(s.ctx, level, eventStoreMade, slog.String("bucket", name), slog.Uint64("first", first))
 }
 
 // listen subscribes what tells of connections, and the callouts.
