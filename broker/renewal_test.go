@@ -157,7 +157,7 @@ func TestRenewalRefused(t *testing.T) {
 	if a := r.ask(r.request()); len(a.GetCertificateChain()) != 1 {
 		t.Fatalf("registered again, and refused: %v", a)
 	}
-	gens := generations{kv: r.f.generations()}
+	gens := generations{kv: r.f.generations(), marks: &marks{kv: r.f.b.members.kv}}
 	if _, err := gens.Next(t.Context(), "edge1", "n1", admission{NKey: r.key.Public()}, r.s.Gen); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestRenewalOfTheRevoked(t *testing.T) {
 	r := newRenewer(t)
 	r.f.later(r.cert)
 	svc := &renewals{a: &r.f.b.authority, ca: r.f.b.enrolment.ca, asked: map[memberID]time.Time{}}
-	svc.s = &service{b: &r.f.b.authority, work: t.Context(), members: r.f.b.members, generations: generations{kv: r.f.generations()}}
+	svc.s = &service{b: &r.f.b.authority, work: t.Context(), members: r.f.b.members, generations: generations{kv: r.f.generations(), marks: &marks{kv: r.f.b.members.kv}}}
 	if _, _, err := svc.sign(r.s, r.request()); err != nil {
 		t.Fatal(err)
 	}
