@@ -96,6 +96,29 @@ type learnt struct {
 	count  int
 	failed int
 	wrong  []string
+	grown  chan struct{} // closed at the next one
+}
+
+// wait waits until so many more were told.
+func (l *learnt) wait(t *testing.T, more int) {
+	t.Helper()
+	timeout := time.After(guard)
+	for first := -1; ; {
+		l.mu.Lock()
+		if first < 0 {
+			first = l.count
+		}
+		enough, grown := l.count >= first+more, l.grown
+		l.mu.Unlock()
+		if enough {
+			return
+		}
+		select {
+		case <-grown:
+		case <-timeout:
+			t.Fatal("nobody is admitted")
+		}
+	}
 }
 
 func (l *learnt) highest() uint64 {
@@ -117,6 +140,8 @@ func (l *learnt) add(s subjects.Session, high uint64) {
 	l.seen[s.Gen] = s.Node
 	l.high = max(l.high, s.Gen)
 	l.count++
+	close(l.grown)
+	l.grown = make(chan struct{})
 }
 
 // dialInALoop has a Node dial any of the addresses, again and again, until stop.
@@ -158,7 +183,10 @@ func (l *learnt) dialInALoop(ca *testCA, name string, key *identity.NKey, addrs 
 			l.mu.Lock()
 			l.failed++
 			l.mu.Unlock()
-			time.Sleep(10 * time.Millisecond) // nobody listens there at the moment
+			select { // nobody listens there at the moment
+			case <-time.After(10 * time.Millisecond):
+			case <-stop:
+			}
 		}
 	}
 }
@@ -217,7 +245,7 @@ func killBrokers(t *testing.T, brokers int) {
 	for i, r := range ready {
 		c.wait(all[i].cfg.Name+" at the start", r)
 	}
-	l := &learnt{seen: map[uint64]string{}}
+	l := &learnt{seen: map[uint64]string{}, grown: make(chan struct{})}
 	stop := make(chan struct{})
 	var nodes sync.WaitGroup
 	for name, key := range keys {
@@ -228,14 +256,8 @@ func killBrokers(t *testing.T, brokers int) {
 
 	killed, together := 0, 0
 	for round, want := 0, kills(t); killed < want; round++ {
-		// Not before somebody was admitted: the kill is to meet admissions.
-		before := l.highest()
-		for deadline := time.Now().Add(guard); l.highest() == before; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("nobody was admitted after %d kills", killed)
-			}
-		}
-		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond) //nolint:gosec // a moment that nobody chose
+		// In the middle of admissions, at a moment that nobody chose.
+		l.wait(t, 1+rand.IntN(10)) //nolint:gosec // no secret
 		victims := slices.Clone(all)
 		rand.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
 		victims = victims[:min(1+round%brokers, brokers)]

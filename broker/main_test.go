@@ -166,6 +166,17 @@ func (r *records) wait(t *testing.T, from int, want map[string]string) map[strin
 	}
 }
 
+// last is the number of the last line with one of the messages; -1: there is none.
+func (r *records) last(messages ...string) int {
+	lines := r.lines()
+	for i := len(lines) - 1; i >= 0; i-- {
+		if slices.Contains(messages, lines[i]["msg"]) {
+			return i
+		}
+	}
+	return -1
+}
+
 func matches(line, want map[string]string) bool {
 	for k, v := range want {
 		if line[k] != v {

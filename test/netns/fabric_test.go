@@ -282,14 +282,19 @@ func (p *process) ready() {
 // until asks again and again until the answer is yes.
 func (p *process) until(what string, ask func() (string, bool)) {
 	p.f.t.Helper()
-	var last string
-	for end := time.Now().Add(ioptest.Hang); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		var ok bool
-		if last, ok = ask(); ok {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for hang := time.After(ioptest.Hang); ; {
+		last, ok := ask()
+		if ok {
 			return
 		}
+		select {
+		case <-again.C:
+		case <-hang:
+			p.f.t.Fatalf("%s: not %s: %s", p.name, what, last)
+		}
 	}
-	p.f.t.Fatalf("%s: not %s: %s", p.name, what, last)
 }
 
 // metric is the sum of a metric's series.
