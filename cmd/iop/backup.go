@@ -15,6 +15,7 @@ import (
 
 	"github.com/iop-fabric/iop/broker"
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/internal/up"
 )
 
@@ -95,7 +96,7 @@ broker of its own. From another machine: --url, with the token in --token-file o
 			if _, err := broker.ReadBackup(bytes.NewReader(data)); err != nil { // before an older one is replaced
 				return err
 			}
-			if err := writeSecret(args[0], data); err != nil {
+			if err := identity.WriteKeyFile(args[0], data); err != nil {
 				return err
 			}
 			return showBackup(cmd.OutOrStdout(), args[0], o.asJSON)
@@ -143,22 +144,6 @@ func takeBackup(ctx context.Context, a authority, o operator) ([]byte, error) {
 		return nil, err
 	}
 	return client.Backup(ctx)
-}
-
-// writeSecret replaces the file as a whole, for its owner alone.
-func writeSecret(name string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), ".iop-backup-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }
 
 func readBackup(name string) (*broker.Backup, error) {
