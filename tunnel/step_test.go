@@ -197,7 +197,8 @@ func TestRTTIgnoresRepetitions(t *testing.T) {
 	s.Step(at(10*time.Millisecond), acked(1, s), nil)
 	s.Step(at(time.Second), body(s, 1), nil)
 	s.Step(at(time.Second), body(s, 1), nil)
-	s.Step(at(4*time.Second), SendEvent{Kind: SendDeadline}, nil) // both are sent again
+	s.Step(at(4*time.Second), SendEvent{Kind: SendDeadline}, nil) // the first is sent again
+	s.Step(at(5*time.Second), acked(2, s), nil)                   // and the second
 	s.Step(at(5*time.Second), acked(3, s), nil)
 	s.Step(at(6*time.Second), body(s, 1), nil)
 	if got := s.Deadline().Sub(at(6 * time.Second)); got != defaultMinRTO {
