@@ -107,7 +107,7 @@ type loop struct {
 
 	waiters map[pool.WaiterID]*waiter
 	nextID  atomic.Uint64
-	live    atomic.Pointer[map[string]uint64]
+	live    atomic.Pointer[map[string]*liveSession]
 	models  atomic.Pointer[[]pool.Model]
 	changed chan struct{} // one place: the model list changed
 	stopped chan struct{}
@@ -121,7 +121,7 @@ func newLoop(reg *registry.Registry, p *pool.Pool, pt port, interval time.Durati
 		in: newInbox(), reg: reg, pool: p, port: pt, interval: interval, log: log, metrics: m,
 		waiters: map[pool.WaiterID]*waiter{}, changed: make(chan struct{}, 1), stopped: make(chan struct{}),
 	}
-	l.live.Store(&map[string]uint64{})
+	l.live.Store(&map[string]*liveSession{})
 	l.models.Store(&[]pool.Model{})
 	return l
 }
@@ -302,17 +302,28 @@ func outcome(accepted bool) string {
 	return "refused"
 }
 
+// liveSession is what the demux knows of a session that is ready.
+type liveSession struct {
+	gen    uint64
+	spoke time.Time // the demux's alone: when the loop was last told that it speaks
+}
+
 func (l *loop) publishLive() {
-	live := l.reg.LiveSessions()
+	sessions := l.reg.LiveSessions()
+	live := make(map[string]*liveSession, len(sessions))
+	for node, gen := range sessions {
+		live[node] = &liveSession{gen: gen}
+	}
 	l.live.Store(&live)
 	l.metrics.ready.Set(float64(len(live)))
 }
 
-// isLive is the demux's cheap check, from any goroutine.
-func (l *loop) isLive(node string, gen uint64) bool {
-	live := *l.live.Load()
-	g, ok := live[node]
-	return ok && g == gen
+// isLive is the demux's cheap check, from any goroutine; nil: it is not.
+func (l *loop) isLive(node string, gen uint64) *liveSession {
+	if s := (*l.live.Load())[node]; s != nil && s.gen == gen {
+		return s
+	}
+	return nil
 }
 
 func (l *loop) stepPool(now time.Time, ev pool.Event) {

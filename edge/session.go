@@ -46,13 +46,18 @@ func (e *Edge) onUp(m bus.Msg) {
 	}
 	s := msg.Session
 	live := e.loop.isLive(s.Node, s.Gen)
-	switch {
-	case live && msg.Verb == subjects.Frame: // dispatch bounds these by credit
-		e.dispatch.Frame(msg, m.Data)
-		return
-	case live && msg.Verb == subjects.Ack:
-		e.dispatch.Ack(msg, m.Data)
-		return
+	if live != nil {
+		switch msg.Verb {
+		case subjects.Frame: // dispatch bounds these by credit
+			e.speaks(s, live)
+			e.dispatch.Frame(msg, m.Data)
+			return
+		case subjects.Ack:
+			e.speaks(s, live)
+			e.dispatch.Ack(msg, m.Data)
+			return
+		default:
+		}
 	}
 	if ok, misbehaved := e.budgets.take(e.now(), s.Node, s.Gen); !ok {
 		e.metrics.dropped.Inc()
@@ -63,7 +68,7 @@ func (e *Edge) onUp(m bus.Msg) {
 	}
 	switch msg.Verb {
 	case subjects.Frame, subjects.Ack, subjects.Event, subjects.Result:
-		if !live {
+		if live == nil {
 			// F5, F10: it changes nothing, and its sender is told.
 			e.metrics.stale.Inc()
 			e.fromPeer(registry.MessageReceived{Node: s.Node, Gen: s.Gen})
@@ -85,6 +90,15 @@ func (e *Edge) onUp(m bus.Msg) {
 			e.fromPeer(registry.ReadyReceived{Node: s.Node, Gen: s.Gen, PayloadNode: r.GetNodeId()})
 		}
 	default: // up.session is the session service's
+	}
+}
+
+// speaks tells the loop once an interval that a session does: on a link that is full
+// its heartbeats come late.
+func (e *Edge) speaks(s subjects.Session, live *liveSession) {
+	if now := e.now(); now.Sub(live.spoke) >= e.cfg.HeartbeatInterval {
+		live.spoke = now
+		e.fromPeer(registry.MessageReceived{Node: s.Node, Gen: s.Gen})
 	}
 }
 

@@ -29,6 +29,7 @@ type link struct {
 	streams *streams
 	idle    chan struct{} // told when draining and nothing is left
 	out     chan outgoing // to the send loop
+	spoke   time.Time     // the callback's alone: when the supervisor last heard that Edge speaks
 
 	// The supervisor's alone.
 	nonce    []byte
@@ -92,13 +93,28 @@ func (n *Node) receive(l *link, m bus.Msg) {
 	case subjects.Cancel:
 		l.streams.cancelRun(msg.Run, m.Data)
 	case subjects.SessionVerb, subjects.Register, subjects.Ready, subjects.Heartbeat, subjects.Fence, subjects.Renew:
-		select {
-		case n.inbox <- signal{l, msg.Verb, m.Data}:
-		default:
-			n.metrics.dropped[dropFlood].Inc()
-		}
+		n.tell(signal{l, msg.Verb, m.Data})
+		return
 	default: // what we named no feature for (M5)
 		n.metrics.dropped[dropUnknown].Inc()
+		return
+	}
+	// Edge lives, though its heartbeats stand behind what fills a slow link.
+	if now := time.Now(); now.Sub(l.spoke) >= spokeEvery {
+		l.spoke = now
+		n.tell(signal{l, msg.Verb, nil})
+	}
+}
+
+// spokeEvery is how often the supervisor hears that Edge speaks of work: the
+// shortest heartbeat interval.
+const spokeEvery = 50 * time.Millisecond
+
+func (n *Node) tell(s signal) {
+	select {
+	case n.inbox <- s:
+	default:
+		n.metrics.dropped[dropFlood].Inc()
 	}
 }
 
@@ -157,6 +173,8 @@ func (l *link) event(n *Node, verb subjects.Verb, data []byte) (ev session.Event
 			break
 		}
 		ev.Kind, ev.Reason = session.FenceReceived, session.Reason(f.GetReason())
+	case subjects.Tunnel, subjects.Ack, subjects.Body, subjects.Cancel:
+		ev.Kind = session.EdgeSpoke
 	default: // the other verbs tell the core nothing
 	}
 	return ev, err == nil

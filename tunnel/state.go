@@ -28,9 +28,9 @@ const (
 )
 
 const (
-	// firstBurst is how much is sent again when the peer asks for it, or once it
-	// acknowledges; every acknowledgement doubles it. A live link is thus refilled
-	// in a few round trips. A silent one is asked with one frame at a time.
+	// firstBurst is how much is sent again before the peer has acknowledged anything
+	// of it; every acknowledgement doubles it. A link is thus refilled in a few round
+	// trips, and one that loses is not fed whole windows.
 	firstBurst = 4 * MaxCost
 	// probeBackoff is how many MaxRTO lie at most between two credit probes: they
 	// cost a frame each and are of use only after a credit update was lost.
@@ -80,7 +80,6 @@ type Sender struct {
 	recoverTo uint64    // recovering until this is acknowledged; 0: not recovering
 	burst     uint64    // cost that may be in flight while recovering
 	flight    uint64    // cost of the frames acked+1 .. cursor-1
-	asked     uint64    // repeated alone after a silence, before which nothing was amiss; 0: not so
 	gap       uint64    // the sequence the last repetition began with
 	gapAt     time.Time // and when that was
 }

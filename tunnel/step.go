@@ -30,7 +30,7 @@ func (s *Sender) Step(now time.Time, ev SendEvent, out []SendEffect) []SendEffec
 		if s.holding {
 			return s.probe(now, out)
 		}
-		return s.rewind(now, firstBurst, out)
+		return s.rewind(now, out)
 	case SendStopped:
 		out = s.releaseAll(out)
 		s.become(failed)
@@ -101,39 +101,26 @@ func (s *Sender) flush(now time.Time, out []SendEffect) []SendEffect {
 	return out
 }
 
-// rewind begins to send again from the first frame that is unacknowledged: burst
-// of it at once, but one frame at least.
-func (s *Sender) rewind(now time.Time, burst uint64, out []SendEffect) []SendEffect {
+// rewind begins to send again from the first frame that is unacknowledged.
+func (s *Sender) rewind(now time.Time, out []SendEffect) []SendEffect {
 	if s.n == 0 {
 		return out
 	}
-	s.asked = 0
 	s.cursor, s.flight = s.acked+1, 0
 	s.gap, s.gapAt = s.cursor, now
-	s.recoverTo, s.burst = s.next-1, burst
+	s.recoverTo, s.burst = s.next-1, firstBurst
 	s.resendAt = now.Add(s.rto)
 	return s.flush(now, out)
 }
 
-// ask repeats one frame when nothing was heard for long: the peer's answer tells
-// whether frames are lost or only late, as behind a slow link with a full queue,
-// which the whole window once more would make slower still.
+// ask repeats the last frame that is on its way, when nothing was heard for long: the
+// peer acknowledges it again, or asks for what is missing before it. Frames that are
+// only late, behind a slow link with a full queue, are not sent twice for that.
 func (s *Sender) ask(now time.Time, out []SendEffect) []SendEffect {
-	calm := s.recoverTo == 0
-	out = s.rewind(now, 0, out)
-	if calm {
-		s.asked = s.acked + 1
-	}
-	return out
-}
-
-// onlyLate ends a recovery that was none: frames that were sent but once have come.
-func (s *Sender) onlyLate() {
-	s.recoverTo = 0
-	for s.cursor <= s.sent {
-		s.flight += cost(s.at(int(s.cursor - s.acked - 1)).Body) //nolint:gosec // below n
-		s.cursor++
-	}
+	p := s.at(int(s.cursor - s.acked - 2)) //nolint:gosec // something is on its way, or no timer ran
+	p.again, p.sentAt = true, now
+	s.resendAt = now.Add(s.rto)
+	return append(out, SendEffect{Kind: SendFrame, Frame: p.Frame, Again: true})
 }
 
 func (s *Sender) ack(now time.Time, ev SendEvent, out []SendEffect) []SendEffect {
@@ -156,7 +143,7 @@ func (s *Sender) ack(now time.Time, ev SendEvent, out []SendEffect) []SendEffect
 		s.rest(now)
 	}
 	if ev.Resend && ev.Acked == s.acked && s.n > 0 && !s.justRepeated(now) {
-		return s.rewind(now, firstBurst, out)
+		return s.rewind(now, out)
 	}
 	return s.flush(now, out)
 }
@@ -192,16 +179,12 @@ func (s *Sender) advance(now time.Time, acked uint64, out []SendEffect) []SendEf
 		}
 		out = append(out, SendEffect{Kind: ReleaseFrame, Frame: last.Frame})
 	}
-	if s.asked > 0 && s.acked > s.asked {
-		s.onlyLate()
-	}
-	s.asked = 0
 	if s.recoverTo == 0 && !last.again {
 		s.sample(now.Sub(last.sentAt))
 	}
 	s.progress = now
 	s.rto = s.baseRTO()
-	s.burst = max(2*s.burst, firstBurst)
+	s.burst *= 2
 	if s.acked >= s.recoverTo {
 		s.recoverTo = 0
 	}
@@ -235,8 +218,10 @@ func (s *Sender) sample(rtt time.Duration) {
 	s.rtt += (rtt - s.rtt) / 8
 }
 
+// baseRTO is the time after which silence is one. On a link whose queue alone takes
+// longer than MaxRTO it may be longer too.
 func (s *Sender) baseRTO() time.Duration {
-	return min(max(s.cfg.MinRTO, 2*s.rtt+s.cfg.AckDelay), s.cfg.MaxRTO)
+	return min(max(s.cfg.MinRTO, 2*s.rtt+s.cfg.AckDelay), s.cfg.GiveUp/2)
 }
 
 func (s *Sender) deadline(now time.Time, out []SendEffect) []SendEffect {
@@ -253,7 +238,7 @@ func (s *Sender) deadline(now time.Time, out []SendEffect) []SendEffect {
 		s.rto = min(2*s.rto, probeBackoff*s.cfg.MaxRTO)
 		return s.probe(now, out)
 	}
-	s.rto = min(2*s.rto, s.cfg.MaxRTO)
+	s.rto = min(2*s.rto, max(s.cfg.MaxRTO, s.baseRTO()))
 	return s.ask(now, out)
 }
 

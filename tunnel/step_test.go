@@ -197,8 +197,7 @@ func TestRTTIgnoresRepetitions(t *testing.T) {
 	s.Step(at(10*time.Millisecond), acked(1, s), nil)
 	s.Step(at(time.Second), body(s, 1), nil)
 	s.Step(at(time.Second), body(s, 1), nil)
-	s.Step(at(4*time.Second), SendEvent{Kind: SendDeadline}, nil) // the first is sent again
-	s.Step(at(5*time.Second), acked(2, s), nil)                   // and the second
+	s.Step(at(4*time.Second), SendEvent{Kind: SendDeadline}, nil) // the last is sent again
 	s.Step(at(5*time.Second), acked(3, s), nil)
 	s.Step(at(6*time.Second), body(s, 1), nil)
 	if got := s.Deadline().Sub(at(6 * time.Second)); got != defaultMinRTO {
@@ -210,7 +209,8 @@ func TestRTOFollowsTheRoundTrip(t *testing.T) {
 	for _, c := range []struct{ rtt, want time.Duration }{
 		{time.Millisecond, defaultMinRTO},
 		{300 * time.Millisecond, 2*300*time.Millisecond + defaultAckDelay},
-		{5 * time.Second, defaultMaxRTO},
+		{800 * time.Millisecond, 2*800*time.Millisecond + defaultAckDelay},
+		{5 * time.Second, defaultGiveUp / 2},
 	} {
 		s := newSender()
 		s.Step(t0, body(s, 1), nil)

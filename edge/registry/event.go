@@ -49,14 +49,16 @@ type (
 		Node string
 		Gen  uint64
 	}
-	// HeartbeatReceived: the session lives.
+	// HeartbeatReceived: the session lives, and drains or not.
 	HeartbeatReceived struct {
 		Node     string
 		Gen      uint64
 		Draining bool
 	}
 	// MessageReceived: any message but session, register, ready and heartbeat. A
-	// demux need report only those of sessions that are not Live.
+	// demux reports those of sessions that are not Live, and of one that is at least
+	// the first in each heartbeat interval: it lives, though its heartbeats stand
+	// behind what fills a slow link.
 	MessageReceived struct {
 		Node string
 		Gen  uint64

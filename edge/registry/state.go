@@ -56,7 +56,7 @@ type node struct {
 	gen      uint64
 	state    State
 	draining bool
-	heard    time.Time // Ready: the last heartbeat
+	heard    time.Time // Ready: when the session last spoke
 	due      time.Time // Pending, Acking: when the claim ends
 	since    time.Time // when state was entered
 	instance string

@@ -28,10 +28,14 @@ func (r *Registry) Step(now time.Time, ev Event, out []Effect) []Effect {
 	case HeartbeatReceived:
 		return r.heartbeat(now, e, out)
 	case MessageReceived:
-		if n := r.current(e.Node, e.Gen); n != nil && n.state.Owns() {
-			return out
+		n := r.current(e.Node, e.Gen)
+		if n == nil || !n.state.Owns() {
+			return r.tellOver(now, e.Node, e.Gen, out)
 		}
-		return r.tellOver(now, e.Node, e.Gen, out)
+		if n.state == Ready {
+			n.heard = now
+		}
+		return out
 	case Misbehaved:
 		if n := r.current(e.Node, e.Gen); n != nil && n.state.Owns() {
 			return r.evict(now, e.Node, n, Misbehaving, out)

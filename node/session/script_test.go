@@ -14,7 +14,7 @@ import (
 var kinds = map[string]Kind{
 	"start": Started, "connected": Connected, "dial-failed": DialFailed, "local-fault": LocalFault,
 	"granted": Granted, "registered": RegisterAnswered, "applied": Applied, "ready": ReadyAnswered,
-	"heartbeat": HeartbeatReceived, "fence": FenceReceived, "lost": ConnectionLost, "idle": Idle,
+	"heartbeat": HeartbeatReceived, "spoke": EdgeSpoke, "fence": FenceReceived, "lost": ConnectionLost, "idle": Idle,
 	"due": DeadlinePassed, "stop": StopAsked, "renew": RenewAsked,
 }
 

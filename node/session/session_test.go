@@ -152,7 +152,7 @@ func TestInvariants(t *testing.T) {
 				if d := c.Deadline(); d.After(now) {
 					now = d
 				}
-			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, FenceReceived, ConnectionLost, Idle, RenewAsked:
+			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, EdgeSpoke, FenceReceived, ConnectionLost, Idle, RenewAsked:
 				ev.Gen = c.Generation()
 				if rapid.IntRange(0, 9).Draw(t, "stale") == 0 {
 					ev.Gen = gen + 1

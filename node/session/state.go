@@ -118,6 +118,7 @@ const (
 	Applied                           // OK: the configuration runs whole
 	ReadyAnswered                     // OK, or not
 	HeartbeatReceived                 // of Instance
+	EdgeSpoke                         // any other message of Edge's about work, once a while: it lives
 	FenceReceived                     // for Reason
 	ConnectionLost                    // the bus closed under us
 	Idle                              // nothing is open any more; told while Draining

@@ -97,6 +97,9 @@ func (c *Core) inSession(now time.Time, ev Event, out []Effect) []Effect {
 		}
 		c.heard = now
 
+	case EdgeSpoke:
+		c.heard = now
+
 	case FenceReceived:
 		return c.end(now, ReasonOf(string(ev.Reason), Fenced), ev.Rand, out)
 	case ConnectionLost:

@@ -392,8 +392,13 @@ func (s *stream) release() { close(s.hold) }
 
 func (f *fabric) request(ctx context.Context, model string, tokens int, delay time.Duration, hold chan struct{}) *stream {
 	f.t.Helper()
+	return f.send(ctx, model, fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"demo:tokens=%d demo:delay=%v"}]}`, model, tokens, delay), hold)
+}
+
+// send posts a body, and returns once the answer has begun.
+func (f *fabric) send(ctx context.Context, model, body string, hold chan struct{}) *stream {
+	f.t.Helper()
 	s := &stream{f: f, model: model, hold: hold}
-	body := fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"demo:tokens=%d demo:delay=%v"}]}`, model, tokens, delay)
 	resp, err := f.post(ctx, body)
 	must(f.t, err)
 	if resp.StatusCode != http.StatusOK {

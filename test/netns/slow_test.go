@@ -2,12 +2,21 @@
 
 package netns
 
-import "testing"
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
 
-// narrow gives what the host sends a rate: a queue forms before it.
-func (h *host) narrow(rate string) {
+// narrow gives what the host sends a rate, and narrowDown what is sent to it: a queue
+// forms before the link.
+func (h *host) narrow(rate string)     { h.shape(h.ns, link, rate) }
+func (h *host) narrowDown(rate string) { h.shape(h.l.tag+"switch", h.port, rate) }
+
+func (h *host) shape(ns, dev, rate string) {
 	h.l.t.Helper()
-	h.l.ip("netns", "exec", h.ns, "tc", "qdisc", "replace", "dev", link, "root", "tbf", "rate", rate, "burst", "32kbit", "latency", "1s")
+	h.l.ip("netns", "exec", ns, "tc", "qdisc", "replace", "dev", dev, "root", "tbf", "rate", rate, "burst", "32kbit", "latency", "1s")
 }
 
 // A Node behind a narrow uplink sends large answers and a stream of tokens at once:
@@ -40,4 +49,51 @@ func TestNarrowLinkIsShared(t *testing.T) {
 	node.narrow("1gbit")
 	f.whole(tokens, alone, paced)
 	f.whole(bulk, large...)
+}
+
+// What fills a slow link for longer than the heartbeat bound holds up heartbeats
+// and answers to pings, not life: as long as anything comes through, nobody is
+// declared dead. Answers fill a Node's uplink first, then bodies its downlink.
+//
+// Contract: F9 B7 J7
+func TestFullLinkIsNoLoss(t *testing.T) {
+	const rate, large = "1mbit", 200 << 10
+	f := newFabric(t, plan{brokers: 1, nodes: []string{"n1"}})
+	f.start("broker-1")
+	edge := f.start("edge")
+	node := f.start("node-n1")
+	edge.connected("n1", 0)
+	sixfold := func(body string) (all []*stream) { // all of each on its way at once: ten seconds of the link
+		got := make(chan *stream)
+		for range 6 {
+			go func() { got <- f.send(t.Context(), "n1", body, nil) }()
+		}
+		for range 6 {
+			all = append(all, <-got)
+		}
+		for _, s := range all {
+			_, _ = s.end() // looked at below
+		}
+		return all
+	}
+
+	node.narrow(rate)
+	began := time.Now()
+	up := sixfold(fmt.Sprintf(`{"model":"n1","stream":true,"messages":[{"role":"user","content":"demo:tokens=%d"}]}`, large/200))
+	t.Logf("answers: %v, %v frames sent, %v again", time.Since(began).Round(time.Millisecond),
+		node.metric("iop_node_frames_sent_total"), node.metric("iop_node_frames_resent_total"))
+	node.narrow("1gbit")
+	f.whole(large/200, up...)
+
+	node.narrowDown(rate)
+	began = time.Now()
+	for _, s := range sixfold(fmt.Sprintf(`{"model":"n1","messages":[{"role":"user","content":"%s"}]}`, strings.Repeat("x", large))) {
+		if text, err := s.end(); err != nil || !strings.Contains(text, `"finish_reason":"stop"`) {
+			t.Errorf("an answer to a large body: %v %.200q", err, text)
+		}
+	}
+	t.Logf("bodies: %v", time.Since(began).Round(time.Millisecond))
+	if n := edge.log.Count("node.disconnected"); n != 0 {
+		t.Errorf("%d sessions have ended", n)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -24,7 +25,8 @@ type dialer struct {
 	timeout time.Duration
 	inner   nats.InProcessConnProvider
 	tls     *tls.Config
-	servers []string // host:port, in an order of chance
+	servers []string      // host:port, in an order of chance
+	silence time.Duration // how long a server may send nothing
 
 	mu      sync.Mutex
 	aborted bool
@@ -32,6 +34,7 @@ type dialer struct {
 	cancel  context.CancelFunc // of a dial in its midst
 	opened  []net.Conn         // before settle
 	last    string             // the server of the connection before
+	conn    net.Conn           // the newest that the library was given
 
 	up      atomic.Bool   // after settle: there is a connection
 	dialled chan struct{} // closed when the race that is under way has ended; nil: there is none
@@ -118,7 +121,7 @@ func (d *dialer) again(network string) (net.Conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := d.result
-	d.dialled, d.result = nil, answer{}
+	d.dialled, d.result, d.conn = nil, answer{}, a.conn
 	return a.conn, a.err
 }
 
@@ -242,7 +245,7 @@ func (d *dialer) open(ctx context.Context, network, server string) (net.Conn, er
 			return nil, err
 		}
 	}
-	secure := tls.Client(conn, config)
+	secure := tls.Client(newHeard(conn, d.silence), config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		conn.Close() // unused
 		return nil, fmt.Errorf("%w: %w", nats.ErrTLS, err)
@@ -272,6 +275,7 @@ func (d *dialer) keep(conn net.Conn) (net.Conn, error) {
 	if !d.settled {
 		d.opened = append(d.opened, conn)
 	}
+	d.conn = conn
 	return conn, nil
 }
 
@@ -292,7 +296,66 @@ func (d *dialer) settle() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.settled, d.opened, d.cancel = true, nil, nil
+	d.isUpLocked()
+}
+
+// isUp: the broker has let us in.
+func (d *dialer) isUp() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.isUpLocked()
+}
+
+func (d *dialer) isUpLocked() {
 	d.up.Store(true)
+	if t, ok := d.conn.(*tls.Conn); ok {
+		t.NetConn().(*heard).start()
+	}
+}
+
+// heard is a connection that ends when nothing comes for too long: not even an
+// answer to the pings. Closing it needs no lock of the library's, which a blocked
+// write may hold.
+type heard struct {
+	net.Conn
+	silence time.Duration
+	last    atomic.Int64 // since began
+	began   time.Time
+	watch   *time.Timer
+}
+
+func newHeard(conn net.Conn, silence time.Duration) *heard {
+	h := &heard{Conn: conn, silence: silence, began: time.Now()}
+	h.watch = time.AfterFunc(math.MaxInt64, h.look)
+	return h
+}
+
+// start begins to watch: before, while the broker decides, it may be silent.
+func (h *heard) start() {
+	h.last.Store(int64(time.Since(h.began)))
+	h.watch.Reset(h.silence)
+}
+
+func (h *heard) Read(p []byte) (int, error) {
+	n, err := h.Conn.Read(p)
+	if n > 0 {
+		h.last.Store(int64(time.Since(h.began)))
+	}
+	return n, err
+}
+
+func (h *heard) look() {
+	left := h.silence - (time.Since(h.began) - time.Duration(h.last.Load()))
+	if left <= 0 {
+		h.Conn.Close() // who reads finds out
+		return
+	}
+	h.watch.Reset(left)
+}
+
+func (h *heard) Close() error {
+	h.watch.Stop()
+	return h.Conn.Close()
 }
 
 const (

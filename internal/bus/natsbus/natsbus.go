@@ -44,17 +44,23 @@ const (
 	defaultTimeout      = 10 * time.Second
 	defaultPendingBytes = 256 << 20
 
-	// Edge notices a silent server in two to three pings, and a blocked write,
-	// which hides missing pings from the library, by the write deadline.
-	edgePing, edgePings = time.Second, 2
-	edgeWriteDeadline   = 2 * time.Second
-	reconnectWait       = 100 * time.Millisecond
-	reconnectJitter     = 100 * time.Millisecond
+	// Edge notices a silent server, of which not a byte comes for edgeSilence though it
+	// is asked every edgePing, and a blocked write by the write deadline.
+	edgePing          = time.Second
+	edgeSilence       = 2500 * time.Millisecond
+	edgeWriteDeadline = 2 * time.Second
+	reconnectWait     = 100 * time.Millisecond
+	reconnectJitter   = 100 * time.Millisecond
 
 	// A Node has Edge's heartbeats to tell it; these are the backstop. Its uplink
 	// may be slow, so its write deadline is longer.
-	nodePing, nodePings = 5 * time.Second, 2
-	nodeWriteDeadline   = 5 * time.Second
+	nodePing          = 5 * time.Second
+	nodeSilence       = 12500 * time.Millisecond
+	nodeWriteDeadline = 5 * time.Second
+
+	// anyPings: the library does not judge by answers to its pings. They stand behind
+	// whatever fills a slow link, and any byte is as good a sign of life.
+	anyPings = 1 << 30
 )
 
 // Conn is a bus.Conn and a bus.Reconnecter.
@@ -106,7 +112,10 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	}
 	// nats.Connect knows no context. So the sockets it opens are ours, and the end
 	// of the context closes them under it: it then returns at once.
-	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, servers: addresses(o.URLs)}
+	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, servers: addresses(o.URLs), silence: nodeSilence}
+	if o.Reconnect {
+		d.silence = edgeSilence
+	}
 	release := context.AfterFunc(ctx, d.abort)
 	nc, err := nats.Connect(servers(o.URLs), c.options(o, d)...)
 	if !release() { // the context ended first
@@ -150,7 +159,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 			c.note(err)
 		}),
 		nats.ReconnectHandler(func(*nats.Conn) {
-			d.up.Store(true)
+			d.isUp()
 			select {
 			case c.reconnected <- struct{}{}:
 			default:
@@ -183,11 +192,11 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 			nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 			nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectJitter, reconnectJitter),
 			nats.ReconnectBufSize(-1), // lost at once: streams send again, and nothing arrives late
-			nats.PingInterval(edgePing), nats.MaxPingsOutstanding(edgePings),
+			nats.PingInterval(edgePing), nats.MaxPingsOutstanding(anyPings),
 			nats.FlusherTimeout(edgeWriteDeadline))
 	}
 	return append(opts, nats.NoReconnect(),
-		nats.PingInterval(nodePing), nats.MaxPingsOutstanding(nodePings),
+		nats.PingInterval(nodePing), nats.MaxPingsOutstanding(anyPings),
 		nats.FlusherTimeout(nodeWriteDeadline))
 }
 
