@@ -21,7 +21,7 @@ FUZZTIME ?= 10000x
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: explore mutants streams churn build test check proto proto-check bench fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench generations
+.PHONY: explore mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench generations
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -84,6 +84,10 @@ fuzz:
 
 bench: build
 	test/bench/product.sh
+
+# The same over a link with a round trip between Node and broker (RTTS, ROUNDS).
+rtt: build
+	test/bench/rtt.sh
 
 # What the goals of docs/performance.md ask beside `make bench`: streams without a
 # break, and how long it takes until a caller's or a node's end is noticed.
