@@ -275,3 +275,6 @@ func (ca *CA) Chain(der []byte) [][]byte { return append([][]byte{der}, ca.cross
 
 // Certificate is the CA's own.
 func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
+
+// Trust trusts this CA alone.
+func (ca *CA) Trust() Trust { return Trust{roots: []*x509.Certificate{ca.cert}} }

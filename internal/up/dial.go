@@ -3,7 +3,6 @@ package up
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -32,20 +31,21 @@ const (
 
 // remote is how one process of its own reaches the broker.
 type remote struct {
-	cert *identity.Certificate
-	pool *x509.CertPool
-	user *identity.NKey
-	urls []string
+	cert  *identity.Certificate
+	trust identity.Trust
+	user  *identity.NKey
+	urls  []string
 
 	files configs.TLS
+	nkey  string // the file
 }
 
 func loadRemote(r configs.Remote) (out remote, err error) {
-	out.urls, out.files = r.URLs, r.TLS
+	out.urls, out.files, out.nkey = r.URLs, r.TLS, r.NKey
 	if out.cert, err = identity.LoadCertificate(r.TLS.Certificate, r.TLS.Key); err != nil {
 		return out, err
 	}
-	if out.pool, err = identity.LoadPool(r.TLS.CA); err != nil {
+	if out.trust, err = identity.LoadTrust(r.TLS.CA); err != nil {
 		return out, err
 	}
 	out.user, err = identity.LoadNKey(r.NKey)
@@ -56,7 +56,7 @@ func loadRemote(r configs.Remote) (out remote, err error) {
 func (r remote) options(name string) natsbus.Options {
 	return natsbus.Options{
 		URLs: r.urls, Name: name,
-		TLS:        &tls.Config{Certificates: []tls.Certificate{r.cert.TLS()}, RootCAs: r.pool, MinVersion: tls.VersionTLS13},
+		TLS:        &tls.Config{Certificates: []tls.Certificate{r.cert.TLS()}, RootCAs: r.trust.Pool(), MinVersion: tls.VersionTLS13},
 		NKeyPublic: r.user.Public(), Sign: r.user.Sign, Timeout: 10 * time.Second,
 	}
 }

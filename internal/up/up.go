@@ -278,9 +278,28 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 			}
 			return id, err
 		},
-		Save: func(c *identity.Certificate) error { return saveRenewed(cfg.Broker.TLS, c) },
-		Log:  log, Metrics: metrics,
+		Save:      func(c *identity.Certificate) error { return saveRenewed(cfg.Broker.TLS, c) },
+		SaveTrust: func(b *iopv1.TrustBundle) error { return learnTrust(cfg.Broker.TLS.CA, b) },
+		SaveUser:  func() error { return os.Rename(nextNKey(cfg.Broker.NKey), cfg.Broker.NKey) },
+		Log:       log, Metrics: metrics,
 	})
+}
+
+// nextNKey is the file of the nkey that is to follow the one in file.
+func nextNKey(file string) string { return file + ".next" }
+
+// learnTrust writes what a bundle says into a CA file, measured by what stands there:
+// in an iop up it is the authority's own.
+func learnTrust(file string, b *iopv1.TrustBundle) error {
+	t, err := identity.LoadTrust(file)
+	if err != nil {
+		return err
+	}
+	next, changed, err := t.Learn(b)
+	if err != nil || !changed {
+		return err
+	}
+	return next.Save(file)
 }
 
 // loadNode reads what a node daemon dials and proves itself with.
@@ -295,7 +314,13 @@ func loadNode(cfg configs.Node) (r remote, id node.Identity, err error) {
 	if id := r.cert.ID(); id.Role != identity.RoleNode || id.Edge != cfg.Edge || id.Name != cfg.Name {
 		return r, node.Identity{}, fmt.Errorf("%s: is the certificate of %s, but this is node %q of edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name, cfg.Edge)
 	}
-	return r, node.Identity{Certificate: r.cert, User: r.user, Curve: curve, CA: r.pool}, nil
+	var next *identity.NKey
+	if file := nextNKey(cfg.Broker.NKey); present(file) {
+		if next, err = identity.LoadNKey(file); err != nil {
+			return r, id, err
+		}
+	}
+	return r, node.Identity{Certificate: r.cert, User: r.user, NextUser: next, Curve: curve, Trust: r.trust}, nil
 }
 
 // saveRenewed keeps a certificate that was signed anew for the key that is there.
