@@ -17,13 +17,16 @@ import (
 // authority is what a session service works with, in a broker's process or
 // beside a nats-server of its own.
 type authority struct {
-	cfg      configs.Broker
-	keys     keys
-	seeds    []seed
-	log      *slog.Logger
-	now      func() time.Time
-	metrics  *metrics
-	certs    atomic.Pointer[certificates]
+	cfg     configs.Broker
+	keys    keys
+	seeds   []seed
+	log     *slog.Logger
+	now     func() time.Time
+	metrics *metrics
+	certs   atomic.Pointer[certificates]
+	// issuer signs session tokens. It is keys.issuer, which the server's configuration
+	// pins for callouts, until another one is read while the server runs.
+	issuer   atomic.Pointer[identity.NKey]
 	replicas int
 	// alone: no other server and no other service is part of this.
 	alone bool
@@ -54,6 +57,7 @@ func (a *authority) load(cfg configs.Broker, role identity.Role, deps Deps) (err
 	if a.keys, err = loadKeys(cfg); err != nil {
 		return err
 	}
+	a.issuer.Store(a.keys.issuer)
 	if a.seeds, err = seeds(cfg.Members); err != nil {
 		return err
 	}
@@ -77,13 +81,25 @@ func (a *authority) measure(deps Deps) (err error) {
 	return nil
 }
 
-// reload reads the certificate, its key and the CA again.
+// reload reads the certificate, its key, the CA and the issuer's key again.
 func (a *authority) reload(role identity.Role) error {
 	certs, err := loadCertificates(a.cfg.TLS, a.cfg.TrustDomain, role)
 	if err != nil {
 		return err
 	}
+	read, err := loadKeys(a.cfg)
+	if err != nil {
+		return err
+	}
 	a.certs.Store(certs)
+	if was := a.issuer.Swap(read.issuer); was.Public() != read.issuer.Public() {
+		a.log.Info(eventIssuer, slog.String("issuer", read.issuer.Public()))
+	}
+	// The server pins these four in its configuration, which never changes while it
+	// runs (B1).
+	if was, is := a.keys.public(), read.public(); was != is {
+		a.log.Warn(eventRestart, slog.Any("keys", was.differing(is)))
+	}
 	a.metrics.certificate.Set(float64(certs.until.Unix()))
 	a.log.Info(eventRotated, slog.Time("until", certs.until))
 	return nil

@@ -105,6 +105,11 @@ func (ca *testCA) write(file string) {
 	}
 }
 
+// roots are what the fixture's CA file says now.
+func (f *fixture) roots() identity.Trust {
+	return must(identity.LoadTrust(filepath.Join(f.dir, "ca.pem")))
+}
+
 // records collects what is logged, and wakes who waits for a line of it.
 type records struct {
 	mu   sync.Mutex

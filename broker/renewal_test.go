@@ -69,7 +69,7 @@ func TestRenewal(t *testing.T) {
 	r.f.later(r.cert)
 	q := r.request()
 	a := r.ask(q)
-	renewed, err := r.cert.Renewed(r.f.ca.pool(), a.GetCertificateChain())
+	renewed, err := r.cert.Renewed(r.f.roots(), a.GetCertificateChain())
 	if err != nil || !bytes.Equal(a.GetNonce(), q.GetNonce()) {
 		t.Fatalf("%v: %v", a, err)
 	}
@@ -171,7 +171,7 @@ func TestRenewalRefused(t *testing.T) {
 func TestRenewalOfTheRevoked(t *testing.T) {
 	r := newRenewer(t)
 	r.f.later(r.cert)
-	svc := &renewals{a: &r.f.b.authority, ca: r.f.b.enrolment.ca, asked: map[memberID]time.Time{}}
+	svc := newRenewals(&r.f.b.authority, r.f.b.enrolment, nil)
 	svc.s = &service{b: &r.f.b.authority, work: t.Context(), members: r.f.b.members, generations: generations{kv: r.f.generations(), marks: &marks{kv: r.f.b.members.kv}}}
 	if _, _, err := svc.sign(r.s, r.request()); err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestRenewalOfTheRevoked(t *testing.T) {
 // waiting by it, and strangers fill no memory.
 // Contract: B8 Z5
 func TestRenewalPace(t *testing.T) {
-	r := &renewals{asked: map[memberID]time.Time{}}
+	r := newRenewals(nil, nil, nil)
 	now := time.Now()
 	one, two := memberID{Name: "one"}, memberID{Name: "two"}
 	if !r.allow(one, now) || r.allow(one, now.Add(renewPause-1)) || !r.allow(two, now) || !r.allow(one, now.Add(renewPause)) {
@@ -197,7 +197,10 @@ func TestRenewalPace(t *testing.T) {
 	for i := range 2 * maxRenewed {
 		r.allow(memberID{Name: string(rune(i))}, now.Add(renewPause))
 	}
-	if len(r.asked) > maxRenewed {
-		t.Errorf("%d are remembered", len(r.asked))
+	if len(r.asked) != maxRenewed || len(r.order) != maxRenewed {
+		t.Errorf("%d and %d are remembered", len(r.asked), len(r.order))
+	}
+	if !r.allow(one, now.Add(2*renewPause)) || len(r.order) != 1 || len(r.asked) != 1 {
+		t.Errorf("%d are remembered long after", len(r.order))
 	}
 }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/iop-fabric/iop/edge/admin"
 	"github.com/iop-fabric/iop/edge/httpapi"
+	"github.com/iop-fabric/iop/edge/registry"
 )
 
 // adminHandler is what the admin listener serves.
@@ -33,6 +35,8 @@ func (e *Edge) State(ctx context.Context) (s admin.State, err error) {
 	s.Certificate, s.Certificates = e.cert.Load().Leaf.NotAfter, map[string]time.Time{}
 	err = e.loop.ask(ctx, func() {
 		s.Nodes, s.Pool = e.loop.reg.Snapshot(), e.loop.pool.Snapshot()
+		// What has left is remembered for its generation alone.
+		s.Nodes = slices.DeleteFunc(s.Nodes, func(n registry.NodeState) bool { return !n.Configured && n.State == registry.Gone })
 		for name, r := range e.registered {
 			s.Certificates[name] = r.until
 		}

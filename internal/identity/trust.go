@@ -278,3 +278,9 @@ func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
 
 // Trust trusts this CA alone.
 func (ca *CA) Trust() Trust { return Trust{roots: []*x509.Certificate{ca.cert}} }
+
+// Only is the root of that fingerprint alone.
+func (t Trust) Only(fingerprint [sha256.Size]byte) (Trust, bool) {
+	c := byFingerprint(t.roots, fingerprint[:])
+	return Trust{roots: []*x509.Certificate{c}}, c != nil
+}

@@ -48,11 +48,23 @@ type server interface {
 	Reload() error  // certificates, for new connections (B8)
 }
 
-// RunBroker runs a broker until ctx ends. A hangup makes it read its certificates
-// again; nil: never.
-func RunBroker(ctx context.Context, cfg configs.Broker, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+// Again reads the process's configuration anew.
+type Again func() (*configs.File, error)
+
+// RunBroker runs a broker until ctx ends. A hangup makes it read its keys, and of again
+// its members; nil: never.
+func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
-	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
+	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now, Members: func() ([]configs.Member, error) {
+		f, err := again()
+		if err != nil {
+			return nil, err
+		}
+		if f.Broker == nil {
+			return nil, errors.New("the configuration has no section broker any more")
+		}
+		return f.Broker.Members, nil
+	}})
 	if err != nil {
 		return err
 	}
@@ -99,7 +111,7 @@ func brokerAPI(cfg configs.Broker, b *broker.Broker) (http.Handler, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	host, _, _ := net.SplitHostPort(cfg.AdminListen) // it was validated
-	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "")), nil
+	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "", nil)), nil
 }
 
 // edgeOf is the edge whose members an operator of this broker means: the one that
@@ -153,9 +165,18 @@ func runServer(ctx context.Context, s server, at listener, metrics *prometheus.R
 const EventReloadFailed = "process.reload_failed"
 
 // RunEdge runs an Edge until ctx ends, however long the broker takes to appear. A hangup
-// makes it read its certificate towards the broker again; nil: it does by itself.
-func RunEdge(ctx context.Context, cfg configs.Edge, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
-	e, err := NewEdge(cfg, log, NewMetrics())
+// makes it read its keys towards the broker, and of again the issuers; nil: never.
+func RunEdge(ctx context.Context, cfg configs.Edge, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+	e, err := NewEdge(cfg, func() ([]string, error) {
+		f, err := again()
+		if err != nil {
+			return nil, err
+		}
+		if f.Edge == nil {
+			return nil, errors.New("the configuration has no section edge any more")
+		}
+		return f.Edge.Issuers, nil
+	}, log, NewMetrics())
 	if err != nil {
 		return err
 	}

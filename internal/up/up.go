@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -81,7 +82,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 	if _, err := renewOwn(o.Folder, cfg, time.Now()); err != nil { // what has expired would not start
 		return err
 	}
-	fabric, err := Build(cfg, log)
+	fabric, err := build(cfg, o.Folder, log)
 	if err != nil {
 		return err
 	}
@@ -136,19 +137,24 @@ type Fabric struct {
 	Node    *node.Node
 	Metrics *prometheus.Registry
 
-	cfg *configs.File
-	log *slog.Logger
+	cfg        *configs.File
+	log        *slog.Logger
+	exchanging sync.Mutex // one step of an exchange at a time
 }
 
 // Build makes the parts; nothing listens yet.
-func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
+func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) { return build(cfg, "", log) }
+
+// build is Build of a data folder, whose keys can be exchanged.
+func build(cfg *configs.File, folder Folder, log *slog.Logger) (*Fabric, error) {
 	f := &Fabric{cfg: cfg, log: log, Metrics: NewMetrics()}
 	var err error
 	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With(slog.String("role", "broker")), Metrics: f.Metrics, Now: time.Now}); err != nil {
 		return nil, err
 	}
 	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{
-		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name, cfg.Node.Name),
+		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name, cfg.Node.Name, f.exchanger(folder)),
+		Issuers: f.issuers(folder),
 	}); err != nil {
 		return nil, err
 	}
