@@ -200,6 +200,7 @@ type fixture struct {
 	edges  map[string]*identity.NKey
 	reg    *prometheus.Registry
 	logs   *records
+	again  func() ([]configs.Member, error)
 	offset atomic.Int64 // added to the broker's clock
 	b      *Broker
 	cancel context.CancelFunc
@@ -286,7 +287,7 @@ func (f *fixture) launch() *fixture {
 	f.reg, f.logs = prometheus.NewRegistry(), newRecords()
 	b, err := New(f.cfg, Deps{
 		Log: slog.New(f.logs), Metrics: f.reg,
-		Now: func() time.Time { return time.Now().Add(time.Duration(f.offset.Load())) },
+		Now: func() time.Time { return time.Now().Add(time.Duration(f.offset.Load())) }, Members: f.again,
 	})
 	if err != nil {
 		f.t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/iop-fabric/iop/configs"
@@ -22,6 +23,8 @@ type renewer struct {
 	s    subjects.Session
 	// connection is the session's.
 	connection string
+	nc         *nats.Conn
+	sub        *nats.Subscription // of down.renew
 	ask        func(*iopv1.RenewRequest) *iopv1.RenewResponse
 }
 
@@ -34,8 +37,9 @@ func newRenewer(t *testing.T) *renewer {
 	d := f.dialer("edge1", "node", "n1", r.key)
 	d.tls.Certificates[0] = r.cert.TLS()
 	nc, s := f.node(d)
-	r.s, r.connection = s, d.connection
+	r.s, r.connection, r.nc = s, d.connection, nc
 	sub := f.subscribe(nc, s.Down(subjects.Renew, ""))
+	r.sub = sub
 	r.ask = func(q *iopv1.RenewRequest) *iopv1.RenewResponse {
 		t.Helper()
 		f.offset.Add(int64(renewPause))
