@@ -273,7 +273,11 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 	dial := func(ctx context.Context) (bus.Conn, error) {
 		o := r.options(instance + wire.NewToken())
 		o.URLs, o.Inbox = urls(), subjects.NodeInbox(cfg.Edge, cfg.Name, o.Name)
-		return natsbus.Dial(ctx, o)
+		conn, err := natsbus.Dial(ctx, o)
+		if err != nil { // in words, with what to do about it
+			return nil, fmt.Errorf("%s: %w", natsbus.Classify(err).Sentence, err)
+		}
+		return conn, nil
 	}
 	return node.New(cfg, node.Deps{
 		Dial: dial, Adapters: NewAdapter, InstanceID: instance, Software: software(), Identity: id,
