@@ -677,7 +677,7 @@ func step(core *agent, now time.Time, ev agentEvent) []order {
 func (s *leafAgent) apply(o order) {
 	switch o.kind {
 	case sayBeat:
-		s.say(subjects.Beat, &iopv1.SessionNotice{InstanceId: s.srv.ID()})
+		s.say(subjects.Beat, &iopv1.SessionNotice{InstanceId: s.srv.ID(), Key: s.l.cfg.Issuer})
 	case sayOpened:
 		s.say(subjects.Opened, &iopv1.SessionNotice{NodeId: o.session.Node, Generation: o.session.Gen, InstanceId: o.instance})
 	case sayEnded:

@@ -22,6 +22,7 @@ type Root struct {
 type Shown struct {
 	Edge, Role, Name string
 	Root             string // empty: it never came
+	Issuer           string // that a leaf has pinned; empty: it is none, or has not said so
 }
 
 // Keys is what an operator asks who exchanges the CA, or the issuer.
@@ -70,6 +71,9 @@ func (b *Broker) Keys(ctx context.Context) (k Keys, err error) {
 				return k, fmt.Errorf("broker: %w", err)
 			}
 			shown.Root = a.Root
+		}
+		if pin, ok := b.pins.Load(id); ok {
+			shown.Issuer = pin.(string) //nolint:forcetypeassert // leafBeat stores nothing else
 		}
 		k.Members = append(k.Members, shown)
 	}

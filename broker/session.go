@@ -854,7 +854,7 @@ func (s *service) decideOn(m *nats.Msg, leaf memberID) {
 }
 
 func (s *service) answer(ac *jwt.AuthorizationRequestClaims, leaf memberID) (string, error) {
-	issuer := s.b.keys.issuer.Pair()
+	issuer := s.b.calloutIssuer(leaf).Pair()
 	a, r := decide(ac, s.b.certs.Load().trust)
 	if r != "" { // not proven: nothing of it is logged but the address
 		s.b.refuse(r)

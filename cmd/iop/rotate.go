@@ -291,17 +291,18 @@ There is a new issuer: %s
 		fmt.Fprintf(out, `
 The new issuer, %s, is to sign.
 
-1. Copy each broker its file, and kill -HUP it: session tokens are signed by the new issuer from then on
+1. Copy each broker its files, and kill -HUP it: session tokens are signed by the new issuer from then on
    (broker.issuer_rotated), and nothing that runs is touched.
-2. A broker goes on answering for its own connections with the old one (broker.needs_restart) until it is restarted: one at a
-   time, at a quiet hour, since the sessions on it end with it. A leaf pins that one: set leaf.issuer to the new one and restart
-   the leaf right after the brokers; until then nobody new comes in at its site.
+2. A broker's own server, and a leaf's, pin the old one until they are restarted (broker.needs_restart), and are answered with
+   it. Restart brokers one at a time, at a quiet hour, since the sessions on each end with it. Of a leaf set leaf.issuer to
+   the new one, and restart it.
 3. %s --config broker-1.yaml
 `, done.Key, again(up.StepFinish))
 	case "issuer finish":
 		fmt.Fprintf(out, `
-1. Leave %s alone in edge.issuers of edge/edge.yaml, on each Edge's host too, and kill -HUP the Edges.
-2. Take a backup: one from before is signed by the old issuer.
+1. Remove issuer-old.nk from every broker's host, and kill -HUP the brokers.
+2. Leave %s alone in edge.issuers of edge/edge.yaml, on each Edge's host too, and kill -HUP the Edges.
+3. Take a backup: one from before is signed by the old issuer.
 `, done.Key)
 	}
 }

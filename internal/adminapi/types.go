@@ -166,6 +166,8 @@ type Shown struct {
 	Name string `json:"name"`
 	// Root is the ID of one; empty: the member never came.
 	Root string `json:"root,omitempty"`
+	// Issuer is what a leaf has pinned, once it has said so.
+	Issuer string `json:"issuer,omitempty"`
 }
 
 // Step is the body of POST /api/v1/keys/{ca,issuer}/{begin,switch,finish}.

@@ -92,7 +92,7 @@ func (e Exchange) issuer() (done Exchanged, err error) {
 	if done.Key, err = stepIssuer(dir, e.Step); err != nil {
 		return done, err
 	}
-	if e.Step != StepSwitch {
+	if e.Step == StepBegin {
 		return done, nil
 	}
 	seed, err := identity.ReadKeyFile(filepath.Join(dir, issuerFile))
@@ -106,13 +106,39 @@ func (e Exchange) issuer() (done Exchanged, err error) {
 	}
 	for _, folder := range folders {
 		if file := filepath.Join(e.Out, folder, issuerFile); present(file) {
-			if err := replace(file, seed); err != nil {
+			if err := e.placeIssuer(&done, folder, seed); err != nil {
 				return done, err
 			}
-			done.add(folder, issuerFile)
 		}
 	}
 	return done, nil
+}
+
+// placeIssuer gives a broker's folder the new issuer, and the old one beside it until the
+// end: leaves pin that one.
+func (e Exchange) placeIssuer(done *Exchanged, folder string, seed []byte) error {
+	old := filepath.Join(e.Out, folder, oldIssuerFile)
+	if e.Step == StepFinish {
+		if err := os.Remove(old); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	before, err := identity.LoadNKey(filepath.Join(e.Out, "authority", oldIssuerFile))
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(e.Out, folder, issuerFile)
+	owner, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(before.Save(old), keepOwner(old, owner)); err != nil {
+		return err
+	}
+	done.add(folder, oldIssuerFile)
+	done.add(folder, issuerFile)
+	return replace(file, seed)
 }
 
 // issuerReady refuses a step that would leave tokens that no Edge believes.
@@ -148,14 +174,15 @@ func (e Exchange) issuerReady(dir string) error {
 	switch {
 	case e.Live.Issuer != k.Public():
 		return fmt.Errorf("the broker that was asked still signs with another issuer, %s: copy issuer.nk of the switch to it, and kill -HUP it", e.Live.Issuer)
-	case e.Live.Pinned != k.Public() && e.leaves():
-		return fmt.Errorf("the broker that was asked needs a restart: until then it answers for its own connections, and for leaves, with the old issuer")
+	}
+	var leaves []string
+	for _, m := range e.Live.Members {
+		if m.Issuer != "" && m.Issuer != k.Public() {
+			leaves = append(leaves, m.Name)
+		}
+	}
+	if len(leaves) > 0 {
+		return fmt.Errorf("leaf.issuer is the old one still at %s: set it to %s there and restart the leaf, or go on without (--force), and nobody new comes in at its site", strings.Join(leaves, ", "), k.Public())
 	}
 	return nil
-}
-
-// leaves reports whether there are leaf sites.
-func (e Exchange) leaves() bool {
-	folders, _ := memberFolders(e.Out)
-	return slices.ContainsFunc(folders, func(f string) bool { return strings.HasPrefix(f, "leaf-") })
 }
