@@ -113,9 +113,6 @@ const nextSuffix = ".next"
 // waits beside the one it follows until its certificate is there, and LoadCertificate
 // finds it.
 func (c *Certificate) Save(certFile, keyFile string) error {
-	if err := SettleKey(certFile, keyFile); err != nil {
-		return err
-	}
 	for _, step := range c.saving(certFile, keyFile) {
 		if err := step(); err != nil {
 			return err
@@ -127,6 +124,7 @@ func (c *Certificate) Save(certFile, keyFile string) error {
 // saving are the steps of Save; after each of them there is a pair, if there was one.
 func (c *Certificate) saving(certFile, keyFile string) []func() error {
 	return []func() error{
+		func() error { return SettleKey(certFile, keyFile) }, // or the next step would overwrite the key that serves
 		func() error {
 			key, err := encodeKey(c.key.key())
 			if err != nil {

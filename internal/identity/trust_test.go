@@ -246,7 +246,7 @@ func TestI6Learn(t *testing.T) {
 
 	evil := try(NewCA("iop", time.Hour))(t)
 	evil = try(evil.successor(time.Hour))(t)
-	older := &CA{cert: try(NewCA("iop", time.Hour))(t).cert, key: evil.key}
+	older := try(newCA([]string{"iop"}, "iop CA iop", e.old.cert.NotBefore.Add(-time.Minute), time.Now().Add(time.Hour)))(t)
 	elsewhere := try(NewCA("else", time.Hour))(t)
 	elsewhere = try(elsewhere.successor(2 * time.Hour))(t)
 	made := func(roots []*x509.Certificate, signer *CA, keys ...*CA) *iopv1.TrustBundle {
@@ -264,6 +264,10 @@ func TestI6Learn(t *testing.T) {
 		return out
 	}
 	otherDomain := try(newCA([]string{"else"}, "iop CA", e.old.cert.NotBefore.Add(time.Minute), time.Now().Add(time.Hour)))(t)
+	// By the old root's key, that the newest one is no root any more.
+	if got, changed, err := e.begun.Learn(made(roots(e.old), e.old, e.old)); !errors.Is(err, ErrPastTrust) || changed || !got.SameAs(e.begun) {
+		t.Errorf("the new root taken out again: %v", err)
+	}
 	for name, b := range map[string]*iopv1.TrustBundle{
 		"signed by the new root alone":        made(roots(e.old, evil), evil, evil),
 		"signed by nobody":                    made(roots(e.old, evil), e.old),
@@ -344,16 +348,32 @@ func TestSaveCutOff(t *testing.T) {
 			t.Errorf("cut off after %d steps: %v", n, err)
 			continue
 		}
-		if want := n >= 2; got.SameAs(next) != want || got.SameAs(old) == want {
+		if want := n >= 3; got.SameAs(next) != want || got.SameAs(old) == want {
 			t.Errorf("cut off after %d steps: another pair", n)
 		}
 		if _, err := got.Sign("label"); err != nil {
 			t.Error(err)
 		}
+		// The next one may be cut off anywhere, too.
+		for m := range len(last.saving("", "")) {
+			for _, step := range last.saving(certFile, keyFile)[:m] {
+				if err := step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := LoadCertificate(certFile, keyFile); err != nil {
+				t.Errorf("cut off after %d steps, and then after %d: %v", n, m, err)
+			}
+		}
+		got = try(LoadCertificate(certFile, keyFile))(t)
 		// A renewal under the key that serves, then a new key.
 		renewed := try(ca.Renew(got, nil, time.Minute))(t)
 		if err := SettleKey(certFile, keyFile); err != nil {
 			t.Error(err)
+		}
+		_ = os.Remove(keyFile + nextSuffix) // by now it is not needed
+		if again, err := LoadCertificate(certFile, keyFile); err != nil || !again.SameAs(got) {
+			t.Errorf("settled after %d steps: %v", n, err)
 		}
 		if err := renewed.SaveChain(certFile); err != nil {
 			t.Error(err)

@@ -351,3 +351,50 @@ func try[T any](v T, err error) func(*testing.T) T {
 		return v
 	}
 }
+
+// A cluster goes through the exchange of the CA: at each step a broker is killed and
+// comes back among the others, whose certificates are of the old CA, of both, of the new
+// one; streams go on beside it.
+//
+// Contract: B1 B8 Y2
+func TestClusterThroughAnExchangeOfTheCA(t *testing.T) {
+	f := newFabric(t, 3, "n1", "n2")
+	var brokers []*process
+	for _, name := range []string{"broker-1", "broker-2", "broker-3"} {
+		brokers = append(brokers, f.start(name))
+	}
+	edge, n1, n2 := f.start("edge"), f.start("node-n1"), f.start("node-n2")
+	gen := map[string]uint64{"n1": edge.connected("n1", 0), "n2": edge.connected("n2", 0)}
+	for i, step := range []string{"begin", "switch", "finish"} {
+		f.iop("rotate", "ca", step, "--out", f.dir, "--force")
+		// One after the other: for a while some are a step ahead.
+		brokers[i].kill()
+		brokers[i] = f.start([]string{"broker-1", "broker-2", "broker-3"}[i])
+		brokers[i].log.AwaitEvent(t, "broker.ready")
+		for j, b := range brokers {
+			if j != i {
+				b.hup("broker.rotated")
+			}
+		}
+		edge.hup(map[string]string{"begin": "edge.roots_renewed", "switch": "edge.keys_renewed", "finish": "edge.roots_renewed"}[step])
+		for name, n := range map[string]*process{"n1": n1, "n2": n2} {
+			n.signal(syscall.SIGHUP)
+			if step == "switch" { // it dials with the new certificate
+				gen[name] = edge.connected(name, gen[name])
+			}
+		}
+		f.served("n1")
+		f.served("n2")
+	}
+	// By now nobody needs the old one: all start from their files.
+	for _, b := range brokers {
+		b.stop()
+	}
+	for i, name := range []string{"broker-1", "broker-2", "broker-3"} {
+		brokers[i] = f.start(name)
+	}
+	for name := range gen {
+		edge.connected(name, gen[name])
+		f.served(name)
+	}
+}
