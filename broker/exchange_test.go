@@ -276,6 +276,16 @@ func TestNodeExchangesItsNKey(t *testing.T) {
 	if err := svc.register(s, must(identity.SignNewNKey(r.cert, r.key, third, s.Edge, s.Node, s.Gen, identity.NewNonce()))); err == nil {
 		t.Error("registered by the old nkey")
 	}
+	id := memberID{Edge: "edge1", Role: identity.RoleNode, Name: "n1"}
+	if err := r.f.b.members.Replace(t.Context(), id, r.key.Public(), third.Public()); !errors.Is(err, ErrUnknownMember) {
+		t.Errorf("in the place of one that is not registered: %v", err)
+	}
+	if err := r.f.b.Revoke(t.Context(), "edge1", "node", "n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.f.b.members.Replace(t.Context(), id, next.Public(), third.Public()); !errors.Is(err, ErrUnknownMember) {
+		t.Errorf("of one that is revoked: %v", err)
+	}
 }
 
 // A session does not outlive its certificate: it is told so and closed; and nothing but

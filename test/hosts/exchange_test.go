@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/iop-fabric/iop/internal/fakeprovider"
 	"github.com/iop-fabric/iop/internal/identity"
@@ -396,5 +397,39 @@ func TestClusterThroughAnExchangeOfTheCA(t *testing.T) {
 	for name := range gen {
 		edge.connected(name, gen[name])
 		f.served(name)
+	}
+}
+
+// A certificate that comes to its end while its Node is connected ends the session, with
+// a reason; nobody comes in with it after that, with a reason; and a newer one in the
+// file is all it takes to be back. Other Nodes notice nothing.
+//
+// Contract: B2 B3 B8
+func TestCertificateEndsWhileConnected(t *testing.T) {
+	f := newFabric(t, 1, "n1", "n2")
+	broker, edge := f.start("broker-1"), f.start("edge")
+	ca := try(identity.LoadCA(f.path("authority")))(t)
+	id := try(identity.LoadCertificate(f.path("node-n1/cert.pem"), f.path("node-n1/cert.key")))(t).ID()
+	short := try(ca.Issue(id, nil, 6*time.Second))(t)
+	must(t, short.Save(f.path("node-n1/cert.pem"), f.path("node-n1/cert.key")))
+	n1 := f.start("node-n1")
+	f.start("node-n2")
+	before := edge.connected("n1", 0)
+	edge.connected("n2", 0)
+	stop := f.traffic("n2")
+	running, _ := f.open("n1", fakeprovider.Hang())
+	n1.log.AwaitEvent(t, "node.session_ended", "reason=certificate_expired")
+	t.Logf("ended %v after the certificate's end", time.Since(short.Leaf.NotAfter).Round(time.Millisecond))
+	if got := rest([]*http.Response{running})[0]; strings.Count(got, `"error"`) != 1 {
+		t.Errorf("what ran ended as %q", got)
+	}
+	broker.log.AwaitEvent(t, "broker.evicted", "node=n1", "reason=certificate_expired")
+	n1.log.AwaitEvent(t, "node.dial_failed", "refused our certificate", "expired")
+	broker.log.AwaitEvent(t, "broker.refused", "reason=certificate")
+	f.iop("rotate", "node", "n1", "--out", f.dir)
+	edge.connected("n1", before)
+	f.served("n1")
+	if n := stop(); n == 0 {
+		t.Error("the other node served nothing")
 	}
 }
