@@ -18,7 +18,7 @@ import (
 
 const (
 	renewQueue   = "iop-renew" // of the processes that hold the CA's key, one answers
-	renewBacklog = 256         // one for each of a herd of Nodes; who is dropped asks again
+	renewBacklog = 1024        // one for each of a herd of Nodes; who is dropped asks again
 	// renewPause is how long a Node waits between two requests; a third of a
 	// certificate's life is left for them.
 	renewPause = 10 * time.Second

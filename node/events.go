@@ -20,7 +20,8 @@ const (
 	evNotRenewed = "node.certificate_refused"  // the authority has not, or what came is no good
 	evUser       = "node.nkey_registered"      // another nkey of its own; it serves from the next dial
 	evTrust      = "node.trust_learnt"         // the fabric's CA is being exchanged, or was
-	// evTrustRefused: what came as that is signed by no root that is trusted here.
+	// evTrustRefused: what came as that is signed by no root that is trusted here, or
+	// cannot be written.
 	evTrustRefused = "node.trust_refused"
 )
 

@@ -102,7 +102,9 @@ func TestNodeFollowsTheCA(t *testing.T) {
 		must(t, ca.Save(stranger))
 		strange, err := begin(stranger)
 		must(t, err)
-		e.tell(&iopv1.RenewResponse{Trust: strange.Bundle()})
+		for range 5 { // told of once, however often it comes
+			e.tell(&iopv1.RenewResponse{Trust: strange.Bundle()})
+		}
 		if e.trusts != 0 || !strings.Contains(e.logs.String(), evTrustRefused) {
 			t.Fatalf("a stranger's roots: kept %d", e.trusts)
 		}
@@ -119,7 +121,7 @@ func TestNodeFollowsTheCA(t *testing.T) {
 		if e.trusts != 2 || strings.Count(e.logs.String(), evTrustRefused) != 1 {
 			t.Errorf("a word of the past: kept %d", e.trusts)
 		}
-		q := e.requests()[0]
+		q := e.requests()[len(e.requests())-1]
 		_, leaf, err := identity.VerifyRenew(begun.Pool(), e.edge.user, testEdge, testNode, e.session().Gen, q)
 		must(t, err)
 		next, err := identity.LoadCA(e.dir)
@@ -162,6 +164,28 @@ func TestNodeFollowsTheCA(t *testing.T) {
 		e.edge.with(func() { e.edge.cert = cert })
 		pass(time.Minute)
 		e.wantState("ready")
+	})
+}
+
+// Where nobody answers, since all Nodes ask at once, it asks again soon, and not when a
+// certificate of a year would have it.
+//
+// Contract: B4 B8
+func TestNodeAsksAgainForTheNewCA(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newExchanging(t, nil)
+		c, err := e.edge.ca.Issue(e.f.id.Certificate.ID(), nil, 90*time.Hour)
+		must(t, err)
+		e.f.put(c)
+		e.node.keys.use(e.f.id)
+		e.ready()
+		defer e.finish()
+		e.step(begin)
+		e.step(identity.SwitchCA)
+		pass(10*outdatedAsk + 10*time.Second)
+		if n := len(e.requests()); n < 9 || n > 12 {
+			t.Errorf("it asked %d times in ten minutes", n)
+		}
 	})
 }
 

@@ -32,6 +32,12 @@ const (
 	// outdatedPatience is how long a moment with nothing under way is waited for where
 	// it is not the certificate's end that asks for another.
 	outdatedPatience = 2 * time.Minute
+	// outdatedAsk is between two requests then: a herd that asks at once is not all
+	// answered.
+	outdatedAsk = time.Minute
+	// refusedPause is between two lines of the log about roots that are not believed:
+	// who carries our messages can make up any number of them.
+	refusedPause = time.Minute
 
 	longestLook  = time.Minute // between two looks at the files
 	shortestLook = time.Second
@@ -52,7 +58,8 @@ type keys struct {
 	nonce  []byte // of the request under way; nil: none
 	// since is when the files first held what is to serve in the place of used,
 	// though used is not near its end; zero: they do not.
-	since time.Time
+	since   time.Time
+	refused time.Time // when roots that are not believed were last told of
 	// registered: the files' other nkey is registered.
 	registered bool
 }
@@ -67,7 +74,13 @@ func (k *keys) third() time.Duration {
 
 func (k *keys) pause() time.Duration { return min(max(k.third()/100, shortestLook), longestLook) }
 
-func (k *keys) askPause() time.Duration { return min(max(k.third()/100, shortestAsk), longestAsk) }
+func (k *keys) askPause() time.Duration {
+	longest := longestAsk
+	if k.outdated() || k.newest.NextUser != nil {
+		longest = outdatedAsk
+	}
+	return min(max(k.third()/100, shortestAsk), longest)
+}
 
 // outdated reports whether the certificate in use is of a root that does not sign any
 // more.
@@ -261,7 +274,10 @@ func (n *Node) learn(b *iopv1.TrustBundle) bool {
 	case errors.Is(err, identity.ErrPastTrust):
 		return false // a late word
 	case err != nil:
-		n.log.Warn(evTrustRefused, slog.Any(keyError, err))
+		if now := time.Now(); now.Sub(n.keys.refused) >= refusedPause {
+			n.keys.refused = now
+			n.log.Warn(evTrustRefused, slog.Any(keyError, err))
+		}
 		return false
 	case !changed:
 		return false

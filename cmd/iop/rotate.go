@@ -237,7 +237,7 @@ func rotateExchange(cmd *cobra.Command, o operator, e up.Exchange) error {
 // upStepped says what a step did in an iop up, and what is next.
 var upStepped = map[string]string{
 	"ca begin":      "There is a new CA beside the old one. Nodes that are connected learn it within seconds. Next: iop rotate ca switch",
-	"ca switch":     "The new CA signs. Nodes follow by themselves, when nothing runs on them, or after two minutes. Next: iop rotate ca finish, which says who has not followed.",
+	"ca switch":     "The new CA signs. Nodes follow by themselves, when nothing runs on them, or within three minutes. Next: iop rotate ca finish, which says who has not followed.",
 	"ca finish":     "The old CA is trusted no more. Take a backup of the data folder.",
 	"issuer begin":  "There is a new issuer beside the old one, and the Edge believes both. Next: iop rotate issuer switch",
 	"issuer switch": "The new issuer signs session tokens. Next: iop rotate issuer finish",

@@ -271,6 +271,10 @@ func (f *Fabric) issuers(folder Folder) func() ([]string, error) {
 	if folder == "" || f.cfg.Broker.IssuerKey != folder.NKey("issuer") {
 		return nil
 	}
+	is, err := issuersIn(folder.path("keys"))
+	if err != nil || !slices.Equal(is, f.cfg.Edge.Issuers) {
+		return nil // they are the operator's own
+	}
 	return func() ([]string, error) { return issuersIn(folder.path("keys")) }
 }
 
