@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -165,6 +167,9 @@ func rotateOwnNKey(cmd *cobra.Command, dir string, asJSON bool) error {
 	if err != nil {
 		return err
 	}
+	if _, err := os.Stat(folder.NodeConfig()); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s holds no machine that has joined: name its folder with --dir, or take --out for a node whose files you copy", folder)
+	}
 	cfg, err := configs.Load(folder.NodeConfig())
 	if err != nil {
 		return err
@@ -245,25 +250,26 @@ var upStepped = map[string]string{
 }
 
 func printExchanged(out io.Writer, e up.Exchange, done up.Exchanged) {
-	table(out, "HOST\tCOPY, OVER WHAT IS THERE", func(row func(...any)) {
-		for _, f := range done.Files {
-			row(f.Folder, strings.Join(f.Names, " "))
-		}
-	})
+	if len(done.Files) > 0 {
+		table(out, "HOST\tCOPY, OVER WHAT IS THERE", func(row func(...any)) {
+			for _, f := range done.Files {
+				row(f.Folder, strings.Join(f.Names, " "))
+			}
+		})
+		fmt.Fprintln(out)
+	}
 	again := func(step string) string { return fmt.Sprintf("iop rotate %s %s --out %s", e.What, step, e.Out) }
 	invites := slices.ContainsFunc(done.Files, func(f up.HostFiles) bool { return slices.Contains(f.Names, "ca.key") })
 	switch e.What + " " + e.Step {
 	case "ca begin":
-		fmt.Fprintf(out, `
-There is a new CA beside the old one, which still signs.
+		fmt.Fprintf(out, `There is a new CA beside the old one, which still signs.
 
 1. Copy each host its file, and kill -HUP its process: brokers first. Nodes of a fabric where a broker invites need nothing:
    they learn it over their sessions (node.trust_learnt).
 2. When the brokers and the Edge have logged broker.rotated and edge.roots_renewed: %s
 `, again(up.StepSwitch))
 	case "ca switch":
-		fmt.Fprintf(out, `
-The new CA signs.
+		fmt.Fprintf(out, `The new CA signs.
 
 1. Copy each host its files, and kill -HUP its process: brokers first, then the Edge, leaves, and Nodes.
 `)
@@ -274,22 +280,19 @@ The new CA signs.
    It says who has not followed. A machine that is off until after that has to be given its files by hand, or be invited anew.
 `, again(up.StepFinish))
 	case "ca finish":
-		fmt.Fprintf(out, `
-The old CA is to be trusted no more.
+		fmt.Fprintf(out, `The old CA is to be trusted no more.
 
 1. Copy each host its file, and kill -HUP its process. Nodes of a fabric where a broker invites learn it over their sessions.
 `)
 	case "issuer begin":
-		fmt.Fprintf(out, `
-There is a new issuer: %s
+		fmt.Fprintf(out, `There is a new issuer: %s
 
 1. Add it to edge.issuers of edge/edge.yaml, beside the one there, on each Edge's host too, and kill -HUP the Edges
    (edge.issuers_renewed). Do the same with whatever else pins the issuer.
 2. %s
 `, done.Key, again(up.StepSwitch))
 	case "issuer switch":
-		fmt.Fprintf(out, `
-The new issuer, %s, is to sign.
+		fmt.Fprintf(out, `The new issuer, %s, is to sign.
 
 1. Copy each broker its files, and kill -HUP it: session tokens are signed by the new issuer from then on
    (broker.issuer_rotated), and nothing that runs is touched.
@@ -299,8 +302,7 @@ The new issuer, %s, is to sign.
 3. %s --config broker-1.yaml
 `, done.Key, again(up.StepFinish))
 	case "issuer finish":
-		fmt.Fprintf(out, `
-1. Remove issuer-old.nk from every broker's host, and kill -HUP the brokers.
+		fmt.Fprintf(out, `1. Remove issuer-old.nk from every broker's host, and kill -HUP the brokers.
 2. Leave %s alone in edge.issuers of edge/edge.yaml, on each Edge's host too, and kill -HUP the Edges.
 3. Take a backup: one from before is signed by the old issuer.
 `, done.Key)

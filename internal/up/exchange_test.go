@@ -191,8 +191,16 @@ func TestExchangeOfTheIssuerInFiles(t *testing.T) {
 			t.Errorf("finish: %v, want %q", err, want)
 		}
 	}
+	left := read("broker-1/issuer-old.nk")
 	if _, err := run(StepFinish, &broker.Keys{Issuer: begun.Key, Pinned: begun.Key}, false); err != nil {
 		t.Error(err)
+	}
+	put(t, out, "authority/issuer-old.nk", left) // cut off before its last write
+	if _, err := run(StepFinish, nil, true); err != nil {
+		t.Errorf("finish, again: %v", err)
+	}
+	if _, err := run(StepFinish, nil, true); err == nil || !strings.Contains(err.Error(), "under way") {
+		t.Errorf("finish, twice: %v", err)
 	}
 	for _, name := range []string{nextIssuerFile, oldIssuerFile} {
 		if present(filepath.Join(out, "authority", name)) || present(filepath.Join(out, "broker-1", name)) {

@@ -69,8 +69,11 @@ func stepIssuer(dir, step string) (key string, err error) {
 			}
 		}
 	case StepFinish:
-		if present(next) {
+		switch {
+		case present(next):
 			return "", errors.New("the old issuer still signs: switch first")
+		case !present(old):
+			return "", errors.New("no exchange of the issuer is under way: it has been finished, or none has begun")
 		}
 		if err := os.Remove(old); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return "", err
@@ -89,29 +92,36 @@ func (e Exchange) issuer() (done Exchanged, err error) {
 	if err := e.issuerReady(dir); err != nil {
 		return done, err
 	}
-	if done.Key, err = stepIssuer(dir, e.Step); err != nil {
+	if e.Step == StepFinish && !present(filepath.Join(dir, nextIssuerFile)) { // its own file goes last: a cut is noticed by it
+		if err := e.placeIssuers(&done, dir); err != nil {
+			return done, err
+		}
+	}
+	if done.Key, err = stepIssuer(dir, e.Step); err != nil || e.Step != StepSwitch {
 		return done, err
 	}
-	if e.Step == StepBegin {
-		return done, nil
-	}
+	return done, e.placeIssuers(&done, dir)
+}
+
+// placeIssuers gives every broker's folder what the step is for.
+func (e Exchange) placeIssuers(done *Exchanged, dir string) error {
 	seed, err := identity.ReadKeyFile(filepath.Join(dir, issuerFile))
 	if err != nil {
-		return done, err
+		return err
 	}
 	defer clear(seed)
 	folders, err := memberFolders(e.Out)
 	if err != nil {
-		return done, err
+		return err
 	}
 	for _, folder := range folders {
 		if file := filepath.Join(e.Out, folder, issuerFile); present(file) {
-			if err := e.placeIssuer(&done, folder, seed); err != nil {
-				return done, err
+			if err := e.placeIssuer(done, folder, seed); err != nil {
+				return err
 			}
 		}
 	}
-	return done, nil
+	return nil
 }
 
 // placeIssuer gives a broker's folder the new issuer, and the old one beside it until the
