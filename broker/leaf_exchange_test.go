@@ -67,6 +67,41 @@ func TestLeafThroughAnExchangeOfTheCA(t *testing.T) {
 	f.logs.wait(t, mark, map[string]string{"msg": eventAdmitted, "user": "edge1._leaf.l1"})
 }
 
+// Who asks is answered with the one that its server has pinned.
+//
+// Contract: B1 B8
+func TestCalloutIssuer(t *testing.T) {
+	old, next, other := must(identity.NewAccountKey()), must(identity.NewAccountKey()), must(identity.NewAccountKey())
+	leaf := leafID("edge1", "l1")
+	for name, c := range map[string]struct {
+		pinned, file, old *identity.NKey // of the server here, and of the files
+		says              *identity.NKey // the leaf
+		leaf              memberID
+		want              *identity.NKey
+	}{
+		"our own server, not restarted":       {old, next, old, nil, memberID{}, old},
+		"our own server, restarted":           {next, next, old, nil, memberID{}, next},
+		"a leaf that has said nothing yet":    {next, next, old, nil, leaf, old},
+		"a leaf that pins the old one":        {next, next, old, old, leaf, old},
+		"a leaf that pins the new one":        {old, next, old, next, leaf, next},
+		"a leaf that pins another":            {next, next, old, other, leaf, old},
+		"nothing is exchanged":                {old, old, nil, old, leaf, old},
+		"nothing is exchanged, nothing said":  {old, old, nil, nil, leaf, old},
+		"finished, our server not restarted":  {old, next, nil, next, leaf, next},
+		"finished, the leaf has said nothing": {old, next, nil, nil, leaf, next},
+	} {
+		a := &authority{keys: keys{issuer: c.pinned}}
+		a.issuer.Store(c.file)
+		a.oldIssuer.Store(c.old)
+		if c.says != nil {
+			a.pins.Store(leaf, c.says.Public())
+		}
+		if got := a.calloutIssuer(c.leaf); got != c.want {
+			t.Errorf("%s: another one", name)
+		}
+	}
+}
+
 // While the issuer is exchanged each server is answered with the one that it has pinned:
 // a hub that was restarted answers a leaf that was not, and the other way round. Without
 // the old one at hand the leaf lets nobody in.

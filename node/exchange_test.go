@@ -37,11 +37,9 @@ func newExchanging(t *testing.T, exchange func(context.Context, agent.Exchange, 
 	d.SaveTrust = func(b *iopv1.TrustBundle) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		next, changed, err := f.id.Trust.Learn(b)
-		if err == nil && changed {
-			f.id.Trust = next
-			e.trusts++
-		}
+		next, _, err := f.id.Trust.Learn(b)
+		f.id.Trust = next
+		e.trusts++ // whatever it is: the Node has looked at it before
 		return err
 	}
 	d.SaveUser = func() error {
@@ -222,6 +220,35 @@ func TestBusyNodeFollowsTheCA(t *testing.T) {
 		e.wantState("ready")
 		if n := e.dialled(); n != 2 {
 			t.Errorf("%d dials", n)
+		}
+	})
+}
+
+// What is in the files serves without being asked for only where it was made for that: an
+// nkey that an operator has copied waits until it is told to.
+//
+// Contract: B8
+func TestReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newExchanging(t, nil)
+		e.ready()
+		defer e.finish()
+		next, err := identity.NewUserKey()
+		must(t, err)
+		e.f.mu.Lock()
+		e.f.id.User = next
+		e.f.mu.Unlock()
+		e.due() // its certificate is in its last third, and so its files are looked at
+		e.wantState("ready")
+		if e.dialled() != 1 || e.node.keys.newest.User.Public() != next.Public() {
+			t.Fatalf("%d dials", e.dialled())
+		}
+		e.edge.with(func() { e.edge.user = next.Public() })
+		e.node.Reload()
+		pass(2 * time.Second)
+		e.wantState("ready")
+		if e.dialled() != 2 {
+			t.Errorf("told to: %d dials", e.dialled())
 		}
 	})
 }

@@ -285,7 +285,6 @@ func (n *Node) learn(b *iopv1.TrustBundle) bool {
 	n.log.Info(evTrust, slog.Int(keyCount, len(next.Roots())), slog.String(keySigner, identity.RootOf(next.Signer())))
 	n.readKeys()
 	n.keys.newest.Trust, n.keys.used.Trust = next, next
-	n.keys.asked = time.Time{} // what it brings is asked for at once
 	return true
 }
 
