@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -422,6 +423,13 @@ func TestReloadedMembersAndIssuer(t *testing.T) {
 	if k := must(f.b.Keys(t.Context())); k.Issuer != issuer.Public() || k.Pinned == k.Issuer {
 		t.Errorf("%+v", k)
 	}
+	var copied bytes.Buffer
+	if err := f.b.Backup(t.Context(), &copied); err != nil {
+		t.Fatal(err)
+	}
+	if b := must(ReadBackup(&copied)); b.Issuer != issuer.Public() {
+		t.Error("a backup is signed by the old issuer")
+	}
 	f.stop()
 	f.cfg.Members = list
 	f.start() // by now server and service agree on the new one
@@ -429,6 +437,37 @@ func TestReloadedMembersAndIssuer(t *testing.T) {
 	if k := must(f.b.Keys(t.Context())); k.Pinned != issuer.Public() {
 		t.Errorf("after the restart: %+v", k)
 	}
+}
+
+// A backup from before an exchange of the issuer can be restored until its end.
+//
+// Contract: B9
+func TestBackupOfTheOldIssuer(t *testing.T) {
+	f := newFixture(t)
+	f.member("edge1", "node", "n1")
+	f.start()
+	var copied bytes.Buffer
+	if err := f.b.Backup(t.Context(), &copied); err != nil {
+		t.Fatal(err)
+	}
+	from := must(ReadBackup(&copied))
+	f.stop()
+	old := must(identity.LoadNKey(f.cfg.IssuerKey))
+	if err := must(identity.NewAccountKey()).Save(f.cfg.IssuerKey); err != nil {
+		t.Fatal(err)
+	}
+	f.cfg.StoreDir = t.TempDir()
+	if err := must(New(f.cfg, Deps{})).Restore(from, 0); !errors.Is(err, ErrBackupOther) {
+		t.Errorf("after the end: %v", err)
+	}
+	if err := old.Save(filepath.Join(filepath.Dir(f.cfg.IssuerKey), "issuer-old.nk")); err != nil {
+		t.Fatal(err)
+	}
+	if err := must(New(f.cfg, Deps{})).Restore(from, 0); err != nil {
+		t.Errorf("before it: %v", err)
+	}
+	f.start()
+	f.logs.wait(t, 0, map[string]string{"msg": eventRestored})
 }
 
 // The Edge is told that a node is revoked, whether it is connected or not.

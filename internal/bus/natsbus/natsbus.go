@@ -279,9 +279,10 @@ func (c *Conn) Inbox() string { return c.inbox }
 // Reconnected receives a value after the connection came back.
 func (c *Conn) Reconnected() <-chan struct{} { return c.reconnected }
 
-// Redial ends the connection and has it come back.
+// Redial ends the connection and has it come back. In process nothing is shown that
+// could be another.
 func (c *Conn) Redial() {
-	if c.reconnects {
+	if c.reconnects && c.dialer.inner == nil {
 		_ = c.nc.ForceReconnect() // one that is closed stays so, one that is away comes back
 	}
 }
