@@ -60,6 +60,9 @@ func TestUpExchangesItsKeys(t *testing.T) {
 	answers()
 	stop() // it is off while the switch is made
 	rotate("ca", "switch")
+	if out := rotate("ca", "status"); !strings.Contains(out, "node gpu1") || !strings.Contains(out, identity.RootOf(old.Certificate())) || strings.Count(out, "yes") != 1 || strings.Count(out, "no ") < 1 {
+		t.Errorf("status:\n%s", out)
+	}
 	if code, _, errs := ended(t, "rotate", "ca", "finish", "--data-dir", data); code != exitFailed || !strings.Contains(errs, "node gpu1") {
 		t.Errorf("finish while one has not followed: %d %s", code, errs)
 	}
@@ -85,6 +88,9 @@ func TestUpExchangesItsKeys(t *testing.T) {
 	stop()
 	_, stop = background(t, "node", "--config", filepath.Join(dir, "node.yaml"))
 	await(t, func() bool { return x.nodes(t)["gpu1"].Connected })
+	if out := rotate("issuer", "status"); !strings.Contains(out, "until it is restarted") {
+		t.Errorf("status:\n%s", out)
+	}
 	rotate("issuer", "finish")
 	stop()
 	background(t, "node", "--config", filepath.Join(dir, "node.yaml"))

@@ -47,6 +47,7 @@ The CA, and the issuer of session tokens, are exchanged in three steps. Each say
   iop rotate ca begin --out fabric                 # the new CA beside the old one
   iop rotate ca switch --out fabric                # the new one signs
   iop rotate ca finish --out fabric --config broker-1.yaml   # the old one is trusted no more
+  iop rotate ca status --config broker-1.yaml      # who shows a certificate of which
 
 Without --out the steps are taken by the running "iop up" of the default data folder. To finish, a broker's admin
 listener is asked who still shows a certificate of the old CA: --config, or --url with --token-file.`,
@@ -56,7 +57,10 @@ listener is asked who still shows a certificate of the old CA: --config, or --ur
 				return usageError{errors.New("rotate what? node NAME, leaf NAME, broker NAME, edge, ca STEP or issuer STEP")}
 			case args[0] == up.ExchangeCA || args[0] == up.ExchangeIssuer:
 				if len(args) != 2 {
-					return usageError{fmt.Errorf("rotate %s takes one step: begin, switch or finish", args[0])}
+					return usageError{fmt.Errorf("rotate %s takes one step: begin, switch or finish; or status", args[0])}
+				}
+				if args[1] == stepStatus {
+					return nil
 				}
 				if err := up.CheckExchange(args[0], args[1]); err != nil {
 					return usageError{fmt.Errorf("rotate %w", err)}
@@ -76,6 +80,9 @@ listener is asked who still shows a certificate of the old CA: --config, or --ur
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if (args[0] == up.ExchangeCA || args[0] == up.ExchangeIssuer) && args[1] == stepStatus {
+				return rotateStatus(cmd, o)
+			}
 			if args[0] == up.ExchangeCA || args[0] == up.ExchangeIssuer {
 				return rotateExchange(cmd, o, up.Exchange{Out: r.Out, What: args[0], Step: args[1], Force: force})
 			}
@@ -186,6 +193,50 @@ func rotateOwnNKey(cmd *cobra.Command, dir string, asJSON bool) error {
 kill -HUP its process: it has it registered over its session, beside the one it has, dials anew with it once nothing runs,
 and the old one is good for nothing from then on. Without that its next dial begins with it. It logs node.nkey_registered.
 `, cfg.Node.Name, public)
+	return nil
+}
+
+// stepStatus is no step: it shows where an exchange is.
+const stepStatus = "status"
+
+// rotateStatus shows what a broker knows of the exchanges.
+func rotateStatus(cmd *cobra.Command, o operator) error {
+	client, err := o.client()
+	if err != nil {
+		return err
+	}
+	k, err := client.Keys(cmd.Context())
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	if o.asJSON {
+		return json.NewEncoder(out).Encode(k)
+	}
+	table(out, "CA\tSIGNS\tEXPIRES", func(row func(...any)) {
+		for _, root := range k.Roots {
+			signs := "no"
+			if root.Signs {
+				signs = "yes"
+			}
+			row(root.ID, signs, root.Expires.Local().Format("2006-01-02"))
+		}
+	})
+	fmt.Fprintln(out)
+	table(out, "MEMBER\tCAME LAST WITH A CERTIFICATE OF", func(row func(...any)) {
+		for _, m := range k.Members {
+			row(m.Role+" "+m.Name, dash(m.Root))
+		}
+	})
+	fmt.Fprintf(out, "\nSession tokens are signed by %s.\n", k.Issuer)
+	if k.PinnedIssuer != k.Issuer {
+		fmt.Fprintf(out, "The server itself goes on with %s until it is restarted.\n", k.PinnedIssuer)
+	}
+	for _, m := range k.Members {
+		if m.Issuer != "" && m.Issuer != k.Issuer {
+			fmt.Fprintf(out, "Leaf %s pins %s.\n", m.Name, m.Issuer)
+		}
+	}
 	return nil
 }
 
