@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"reflect"
+	"strings"
 	"syscall"
 	"time"
 
@@ -63,6 +65,7 @@ func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.L
 		if f.Broker == nil {
 			return nil, errors.New("the configuration has no section broker any more")
 		}
+		tellRestart(log, cfg, *f.Broker, "members")
 		return f.Broker.Members, nil
 	}})
 	if err != nil {
@@ -161,6 +164,26 @@ func runServer(ctx context.Context, s server, at listener, metrics *prometheus.R
 	})
 }
 
+// EventNeedsRestart: what SIGHUP has read differs from what serves in more than can
+// change while it runs; it goes on as it was started.
+const EventNeedsRestart = "process.needs_restart"
+
+// tellRestart says which settings of a section are others than those that serve (B1);
+// but is the one that changes in place.
+func tellRestart[T any](log *slog.Logger, serves, read T, but string) {
+	var names []string
+	a, b := reflect.ValueOf(serves), reflect.ValueOf(read)
+	for i := range a.NumField() {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
+		if name != but && !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 0 {
+		log.LogAttrs(context.Background(), slog.LevelWarn, EventNeedsRestart, slog.Any("settings", names))
+	}
+}
+
 // EventReloadFailed: what was to be read anew is not good; what served goes on.
 const EventReloadFailed = "process.reload_failed"
 
@@ -175,6 +198,7 @@ func RunEdge(ctx context.Context, cfg configs.Edge, again Again, log *slog.Logge
 		if f.Edge == nil {
 			return nil, errors.New("the configuration has no section edge any more")
 		}
+		tellRestart(log, cfg, *f.Edge, "issuers")
 		return f.Edge.Issuers, nil
 	}, log, NewMetrics())
 	if err != nil {

@@ -250,6 +250,15 @@ func TestCAAndIssuerExchanged(t *testing.T) {
 		}
 		broker.hup("broker.issuer_rotated", next)
 		broker.log.AwaitEvent(t, "broker.needs_restart", "issuer_key")
+		for _, p := range []*process{broker, edge} {
+			if p.log.Count("process.needs_restart") != 0 {
+				t.Errorf("%s: a setting needs a restart, and none has changed", p.name)
+			}
+		}
+		text := f.read("broker-1/broker-1.yaml")
+		f.write("broker-1/broker-1.yaml", strings.Replace(text, "store_dir: data", "store_dir: elsewhere", 1))
+		broker.hup("process.needs_restart", "settings=[store_dir]")
+		f.write("broker-1/broker-1.yaml", text)
 		gpu1.kill() // its next session has a token of the new issuer
 		gpu1 = f.startJoined(filepath.Dir(gpu1.config))
 		before["gpu1"] = edge.connected("gpu1", before["gpu1"])
