@@ -28,12 +28,7 @@ const (
 )
 
 // Trust is a CA file: the roots that a party trusts and, once the fabric's CA was
-// ever exchanged, the bundle that says so.
-//
-//	I6  A bundle is believed only where a root that is trusted already, and stays
-//	    so, has signed it; a root is taken only if it is newer than all that are
-//	    trusted. So who only carries a bundle can make up none, and one of the past
-//	    brings no root back.
+// ever exchanged, the bundle that says so (I6).
 type Trust struct {
 	roots  []*x509.Certificate
 	bundle *iopv1.TrustBundle
