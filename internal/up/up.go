@@ -335,6 +335,9 @@ func loadNode(cfg configs.Node) (r remote, id node.Identity, err error) {
 
 // saveRenewed keeps a certificate that was signed anew for the key that is there.
 func saveRenewed(files configs.TLS, c *identity.Certificate) error {
+	if err := identity.SettleKey(files.Certificate, files.Key); err != nil { // of a copy that was cut off
+		return err
+	}
 	key, err := identity.LoadKey(files.Key)
 	if err != nil {
 		return err
