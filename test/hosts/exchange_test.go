@@ -149,20 +149,29 @@ func (f *fabric) across(what string, do func()) {
 //
 // Contract: B1 B8 B11 G1 G3 L8 J5
 func TestCAAndIssuerExchanged(t *testing.T) {
-	f := newFabric(t, 1, "n1", "n2", "off")
+	f := newFabric(t, 1, "n1", "n2", "off", "late")
 	f.inviting("gpu1", "gpu2", "gpu3")
-	broker, edge, n1, n2, off := f.start("broker-1"), f.start("edge"), f.start("node-n1"), f.start("node-n2"), f.start("node-off")
+	broker, edge, n1, n2 := f.start("broker-1"), f.start("edge"), f.start("node-n1"), f.start("node-n2")
+	off, late := f.start("node-off"), f.start("node-late")
 	before := map[string]uint64{}
-	for _, n := range []string{"n1", "n2", "off"} {
+	for _, n := range []string{"n1", "n2", "off", "late"} {
 		before[n] = edge.connected(n, 0)
 	}
 	broker.log.AwaitEvent(t, "broker.ready")
 	gpu1 := f.startJoined(f.join("gpu1"))
 	before["gpu1"] = edge.connected("gpu1", 0)
 	off.stop()
+	late.stop()
 	was := map[string]string{}
-	for _, name := range []string{"ca.pem", "cert.pem"} {
-		was[name] = f.read("node-off/" + name)
+	for _, name := range []string{"node-off/ca.pem", "node-off/cert.pem", "node-late/ca.pem", "node-late/cert.pem"} {
+		was[name] = f.read(name)
+	}
+	stays := func(folder string) { // nobody gives it what the steps made for it
+		for name, text := range was {
+			if strings.HasPrefix(name, folder) {
+				f.write(name, text)
+			}
+		}
 	}
 	stop := f.traffic("n2")
 
@@ -190,6 +199,14 @@ func TestCAAndIssuerExchanged(t *testing.T) {
 	gpu3 := f.startJoined(f.joinBy("gpu3", line))
 	edge.connected("gpu3", 0)
 	f.served("gpu3")
+	// It has heard of none of this, and is let in; then it follows by itself.
+	stays("node-late")
+	late = f.start("node-late")
+	before["late"] = edge.connected("late", before["late"])
+	late.log.AwaitEvent(t, "node.trust_learnt", "count=2")
+	late.log.AwaitEvent(t, "node.certificate_renewed")
+	before["late"] = edge.connected("late", before["late"])
+	f.served("late")
 	f.across("the nodes take theirs", func() {
 		n2.signal(syscall.SIGHUP)
 		before["n2"] = edge.connected("n2", before["n2"])
@@ -203,14 +220,14 @@ func TestCAAndIssuerExchanged(t *testing.T) {
 	if said := f.fails("rotate", "ca", "finish", "--out", f.dir); !strings.Contains(said, "nobody was asked") {
 		t.Errorf("finish, nobody asked: %s", said)
 	}
-	if said := f.fails(finish...); !strings.Contains(said, "node off") || strings.Contains(said, "node n1") || strings.Contains(said, "gpu") || strings.Contains(said, "edge home") {
+	if said := f.fails(finish...); !strings.Contains(said, "node off") || strings.Contains(said, "node n1") || strings.Contains(said, "late") || strings.Contains(said, "gpu") || strings.Contains(said, "edge home") {
 		t.Errorf("finish, with a node that is off: %s", said)
 	}
 	f.across("finish", func() {
 		f.iop(append(finish, "--force")...)
 		broker.hup("broker.rotated")
 		edge.hup("edge.roots_renewed", "count=1")
-		for _, n := range []*process{gpu1, gpu2, gpu3} {
+		for _, n := range []*process{gpu1, gpu2, gpu3} { // late's file is the folder's own
 			n.log.AwaitEvent(t, "node.trust_learnt", "count=1")
 		}
 		n1.signal(syscall.SIGHUP) // nothing but the CA file is another
@@ -221,9 +238,7 @@ func TestCAAndIssuerExchanged(t *testing.T) {
 		t.Errorf("the old CA's key is left: %v", err)
 	}
 
-	for name, text := range was { // nobody gave it its files
-		f.write("node-off/"+name, text)
-	}
+	stays("node-off")
 	off = f.start("node-off")
 	off.log.AwaitEvent(t, "node.dial_failed", "exchanged while this machine was off")
 	f.iop("rotate", "node", "off", "--out", f.dir)
@@ -334,7 +349,7 @@ func TestNKeysExchangedUnderLoad(t *testing.T) {
 		n1.signal(syscall.SIGHUP)
 		n1.log.AwaitEvent(t, "node.state", "state=draining")
 	})
-	edge.connected("n1", before)
+	before = edge.connected("n1", before)
 	members(func(text string) string { return without(text, nodeOld) })
 	f.served("n1")
 
@@ -347,7 +362,12 @@ func TestNKeysExchangedUnderLoad(t *testing.T) {
 		members(func(text string) string { return without(text, old) })
 	})
 	t.Logf("%d streams beside it", stop())
-	// Only the new ones are good: whoever comes again comes with them.
+	// Only the new ones are good: whoever comes again comes with them, be it by itself or
+	// as a process that is started anew.
+	broker.kill()
+	f.start("broker-1")
+	edge.connected("n1", before)
+	f.served("n1")
 	edge.kill()
 	edge = f.start("edge")
 	edge.connected("n1", 0)
