@@ -3,6 +3,7 @@ package broker
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,14 +18,21 @@ import (
 // authority is what a session service works with, in a broker's process or
 // beside a nats-server of its own.
 type authority struct {
-	cfg      configs.Broker
-	keys     keys
-	seeds    []seed
-	log      *slog.Logger
-	now      func() time.Time
-	metrics  *metrics
-	certs    atomic.Pointer[certificates]
-	replicas int
+	cfg     configs.Broker
+	keys    keys
+	seeds   []seed
+	log     *slog.Logger
+	now     func() time.Time
+	metrics *metrics
+	certs   atomic.Pointer[certificates]
+	// issuer signs session tokens. It is keys.issuer, which the server's configuration
+	// pins for callouts, until another one is read while the server runs.
+	issuer atomic.Pointer[identity.NKey]
+	// oldIssuer is there while the issuer is exchanged, and pins what each leaf's server
+	// has in its configuration: memberID to a public key.
+	oldIssuer atomic.Pointer[identity.NKey]
+	pins      sync.Map
+	replicas  int
 	// alone: no other server and no other service is part of this.
 	alone bool
 	// embedded: the server is in this process, and the service connects to no other.
@@ -54,6 +62,12 @@ func (a *authority) load(cfg configs.Broker, role identity.Role, deps Deps) (err
 	if a.keys, err = loadKeys(cfg); err != nil {
 		return err
 	}
+	a.issuer.Store(a.keys.issuer)
+	old, err := loadOldIssuer(cfg)
+	if err != nil {
+		return err
+	}
+	a.oldIssuer.Store(old)
 	if a.seeds, err = seeds(cfg.Members); err != nil {
 		return err
 	}
@@ -77,16 +91,66 @@ func (a *authority) measure(deps Deps) (err error) {
 	return nil
 }
 
-// reload reads the certificate, its key and the CA again.
+// reload reads the certificate, its key, the CA and the issuer's key again.
 func (a *authority) reload(role identity.Role) error {
 	certs, err := loadCertificates(a.cfg.TLS, a.cfg.TrustDomain, role)
 	if err != nil {
 		return err
 	}
+	read, err := loadKeys(a.cfg)
+	if err != nil {
+		return err
+	}
+	old, err := loadOldIssuer(a.cfg)
+	if err != nil {
+		return err
+	}
+	a.oldIssuer.Store(old)
 	a.certs.Store(certs)
+	if was := a.issuer.Swap(read.issuer); was.Public() != read.issuer.Public() {
+		a.log.Info(eventIssuer, slog.String("issuer", read.issuer.Public()))
+	}
+	// The server pins these four in its configuration, which never changes while it
+	// runs (B1).
+	if was, is := a.keys.public(), read.public(); was != is {
+		a.log.Warn(eventRestart, slog.Any("keys", was.differing(is)))
+	}
 	a.metrics.certificate.Set(float64(certs.until.Unix()))
 	a.log.Info(eventRotated, slog.Time("until", certs.until))
 	return nil
+}
+
+// loadOldIssuer reads the issuer that is being exchanged, which lies beside the new one
+// with -old in its name; nil: none is.
+func loadOldIssuer(cfg configs.Broker) (*identity.NKey, error) {
+	file := strings.TrimSuffix(cfg.IssuerKey, ".nk") + "-old.nk"
+	if !exists(file) {
+		return nil, nil //nolint:nilnil // none is no error
+	}
+	k, err := identity.LoadNKey(file)
+	if err != nil {
+		return nil, fmt.Errorf("broker: issuer_key: the old one: %w", err)
+	}
+	return k, nil
+}
+
+// calloutIssuer answers a callout: the one that the server which asks has pinned. What
+// a leaf has pinned it says itself; of one that has not said so yet it is the old one.
+func (a *authority) calloutIssuer(leaf memberID) *identity.NKey {
+	if leaf == (memberID{}) {
+		return a.keys.issuer
+	}
+	pin, _ := a.pins.Load(leaf)
+	old := a.oldIssuer.Load()
+	for _, k := range []*identity.NKey{old, a.keys.issuer, a.issuer.Load()} {
+		if k != nil && k.Public() == pin {
+			return k
+		}
+	}
+	if old != nil {
+		return old
+	}
+	return a.issuer.Load()
 }
 
 // health is why nobody can be admitted right now, in words for an operator.

@@ -173,10 +173,10 @@ func (r record) valid() bool {
 // stores are what a backup is made of; a nil one is not there.
 type stores struct{ members, invitations, store, generations *bucket }
 
-// backup collects what the stores hold.
-func (a *authority) backup(ctx context.Context, from stores) (*Backup, error) {
+// backup collects what the stores hold, for the issuer to sign.
+func (a *authority) backup(ctx context.Context, from stores, issuer *identity.NKey) (*Backup, error) {
 	b := &Backup{Header: Header{
-		Format: backupFormat, Created: a.now().UTC(), TrustDomain: a.cfg.TrustDomain, Issuer: a.keys.issuer.Public(),
+		Format: backupFormat, Created: a.now().UTC(), TrustDomain: a.cfg.TrustDomain, Issuer: issuer.Public(),
 	}}
 	edges := map[string]bool{}
 	for _, c := range []struct {
@@ -269,11 +269,12 @@ func (b *Broker) Backup(ctx context.Context, w io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, backupBound)
 	defer cancel()
-	out, err := b.backup(ctx, b.stores)
+	issuer := b.issuer.Load() // the one that a broker which restores it will have
+	out, err := b.backup(ctx, b.stores, issuer)
 	if err != nil {
 		return err
 	}
-	return out.write(w, b.keys.issuer)
+	return out.write(w, issuer)
 }
 
 // ErrInCluster: one of a cluster holds nothing that can be read without the others.
@@ -338,7 +339,7 @@ func (b *Broker) BackupStopped(ctx context.Context, w io.Writer) error {
 	if from.members == nil || from.generations == nil {
 		return fmt.Errorf("broker: store_dir %s holds nothing to back up", b.cfg.StoreDir)
 	}
-	out, err := b.backup(ctx, from)
+	out, err := b.backup(ctx, from, b.keys.issuer)
 	if err != nil {
 		return err
 	}

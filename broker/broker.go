@@ -29,12 +29,15 @@ type Deps struct {
 	Log     *slog.Logger          // nil: nothing is logged
 	Metrics prometheus.Registerer // nil: metrics of its own that nobody reads
 	Now     func() time.Time      // nil: the wall clock
+	// Members reads the configured members again, at Reload; nil: they never change.
+	Members func() ([]configs.Member, error)
 }
 
 // Broker is an embedded NATS server and the session service beside it.
 type Broker struct {
 	authority
 	text   string
+	again  func() ([]configs.Member, error)
 	routes atomic.Pointer[certificates] // of the cluster's routes; nil where there are none
 	door   door
 	ran    atomic.Bool
@@ -65,6 +68,7 @@ func (k keys) public() publicKeys {
 type certificates struct {
 	tls   *tls.Config
 	trust trust
+	roots identity.Trust
 	leaf  *x509.Certificate // our own
 	until time.Time
 }
@@ -77,7 +81,7 @@ var ErrNotReady = errors.New("broker: not ready")
 // New loads keys and certificates and checks the configuration. It starts nothing.
 func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	cfg = withDefaults(cfg)
-	b := &Broker{ready: make(chan struct{})}
+	b := &Broker{ready: make(chan struct{}), again: deps.Members}
 	if cfg.StoreDir == "" {
 		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
 	}
@@ -183,10 +187,11 @@ func loadCertificates(files configs.TLS, domain string, role identity.Role) (*ce
 	if err != nil {
 		return nil, fmt.Errorf("broker: tls: %w", err)
 	}
-	pool, err := identity.LoadPool(files.CA)
+	roots, err := identity.LoadTrust(files.CA)
 	if err != nil {
 		return nil, fmt.Errorf("broker: tls: %w", err)
 	}
+	pool := roots.Pool()
 	id, leaf, err := identity.VerifyChain(pool, cert.TLS().Certificate, role, role == identity.RoleBroker)
 	if err != nil {
 		return nil, fmt.Errorf("broker: tls: certificate %s is not a %s's of the CA in %s: %w", files.Certificate, role, files.CA, err)
@@ -204,6 +209,7 @@ func loadCertificates(files configs.TLS, domain string, role identity.Role) (*ce
 			SessionTicketsDisabled: true,
 		},
 		trust: trust{pool: pool, domain: domain},
+		roots: roots,
 		leaf:  leaf,
 		until: leaf.NotAfter,
 	}, nil
@@ -212,21 +218,30 @@ func loadCertificates(files configs.TLS, domain string, role identity.Role) (*ce
 // tlsConfig returns a copy of what serves now.
 func (b *Broker) tlsConfig() *tls.Config { return b.certs.Load().tls.Clone() }
 
-// Reload reads the certificate, its key and the CA again. New connections use
-// them; those that stand are not touched (B1, B8). Where anything is wrong, what
-// served before goes on.
+// Reload reads the certificate, its key and the CA again, the issuer's key, and the
+// configured members. New
+// connections use them; those that stand are not touched (B1, B8). Where anything is
+// wrong, what served before goes on.
 func (b *Broker) Reload() error {
+	var ca *signing
+	if b.enrolment != nil {
+		var err error
+		if ca, err = b.enrolment.load(); err != nil {
+			return err
+		}
+	}
 	if !b.alone {
 		if err := b.loadRoutes(); err != nil {
 			return err
 		}
 	}
-	if b.enrolment != nil {
-		if err := b.enrolment.check(); err != nil {
-			return err
-		}
+	if err := b.reload(identity.RoleBroker); err != nil {
+		return err
 	}
-	return b.reload(identity.RoleBroker)
+	if ca != nil {
+		b.enrolment.signing.Store(ca)
+	}
+	return b.reseed()
 }
 
 // Ready is closed once connections are admitted.

@@ -87,6 +87,7 @@ type applicant struct {
 	nkey       string
 	connection string
 	notAfter   time.Time // of the certificate: the connection does not outlive it
+	root       string    // whose key signed it
 	server     string    // the id of the server that asks for it
 	leaf       memberID  // the leaf that server is; zero: it is a broker
 }
@@ -163,7 +164,7 @@ func decide(ac *jwt.AuthorizationRequestClaims, t trust) (applicant, refusal) {
 	if id.Role == identity.RoleNode && !validConnection(opts.Name) {
 		return a, refusedConnection
 	}
-	return applicant{id: id, nkey: opts.Nkey, connection: opts.Name, notAfter: leaf.NotAfter}, ""
+	return applicant{id: id, nkey: opts.Nkey, connection: opts.Name, notAfter: leaf.NotAfter, root: identity.IssuerOf(leaf)}, ""
 }
 
 func validConnection(name string) bool {
@@ -229,7 +230,9 @@ type grant struct {
 func peerUser(id memberID) string { return id.Edge + "._" + string(id.Role) + "." + id.Name }
 
 func (a applicant) nodeGrant(s subjects.Session) grant {
-	return grant{user: s.String(), permissions: subjects.NodePermissions(s, a.connection), expires: a.notAfter}
+	// The session service ends it in time, with a word; the server a little later,
+	// whatever has become of the service.
+	return grant{user: s.String(), permissions: subjects.NodePermissions(s, a.connection), expires: a.notAfter.Add(expiryGrace)}
 }
 
 func (a applicant) peerGrant() grant {
@@ -241,6 +244,10 @@ func (a applicant) peerGrant() grant {
 	}
 	return g
 }
+
+// expiryGrace is how long after the end of a Node's certificate the server cuts the
+// connection, if the session service has not closed it by then.
+const expiryGrace = 3 * time.Second
 
 // lobbyTime is how long a refused peer may read its reason.
 const lobbyTime = 2 * time.Second

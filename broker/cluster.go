@@ -403,7 +403,7 @@ func (s *service) readGenerations(ctx context.Context) error {
 // only on top of the newest generation that this service knows of: one that
 // another service has given meanwhile makes it ask again (B12).
 func (s *service) next(ctx context.Context, a applicant) (session subjects.Session, since time.Time, r refusal) {
-	record := admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name}
+	record := admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name, Root: a.root}
 	var err error
 	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
 		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})

@@ -39,6 +39,21 @@
 //	I8  A certificate is signed anew for the name and key it has, for the node's
 //	    newest session, and by the proof of both keys alone (B8).
 //
+// The bucket of generations is neither made anew nor emptied while it is there: what
+// is never to happen is that its revisions go back. An operator who says above what
+// they are to go on (iop restore --generation-above N) has the stream's records below
+// N+1 taken out, which is the one way to raise its sequence in place: NATS keeps the
+// sequence over a purge and never lowers it, the next write is N+1 or above, and the
+// records that go are of sessions that ended with the servers. So G1's order holds, and
+// its word "never purged" is kept in its sense, not in its letter.
+//
+// A certificate is measured when a connection is made, and its end is a matter of the
+// session: the service that admitted a Node ends the session with the certificate, and
+// says so (certificate_expired); the server cuts the connection a few seconds later in
+// any case. Of an Edge and a leaf the server alone ends it, and they come back.
+//
+//	I9  A session does not outlive the certificate it was admitted with (B8).
+//
 // It leaves to others: what a registration means (edge), the identity files and
 // the token (internal/identity), every subject and permission (subjects).
 package broker

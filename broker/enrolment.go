@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -74,9 +76,10 @@ type Line struct {
 type enrolment struct {
 	a     *authority
 	cfg   configs.Enrolment
-	ca    *identity.CA
 	host  string
 	limit limiter
+	// signing is swapped as a whole when the CA is exchanged.
+	signing atomic.Pointer[signing]
 
 	asks    chan openAsk
 	recount chan struct{} // one place: what is open may have changed
@@ -85,6 +88,15 @@ type enrolment struct {
 	invitations bucket
 	members     members
 	brokerURLs  []string
+}
+
+// signing is what certificates are signed with, and what a newcomer is told of it.
+type signing struct {
+	ca    *identity.CA
+	roots identity.Trust
+	// pin is the root that an invite line names: while the CA is exchanged the oldest
+	// one that the broker can still be known by, since from it the way leads to the newer.
+	pin *x509.Certificate
 }
 
 // openAsk wants the listener open until a time.
@@ -111,27 +123,46 @@ func newEnrolment(a *authority) (*enrolment, error) {
 	if e.host, _ = e.cfg.HostPort(); e.host == "" {
 		return nil, errors.New("broker: enrolment: url is empty: it names the host that machines dial")
 	}
-	var err error
-	if e.ca, err = identity.LoadCAFiles(e.cfg.CACertificate, e.cfg.CAKey); err != nil {
-		return nil, fmt.Errorf("broker: enrolment: %w", err)
+	s, err := e.load()
+	if err != nil {
+		return nil, err
 	}
-	if d := e.ca.TrustDomain(); d != "" && d != a.cfg.TrustDomain {
-		return nil, fmt.Errorf("broker: enrolment: %s is the CA of trust domain %q, trust_domain is %q", e.cfg.CACertificate, d, a.cfg.TrustDomain)
-	}
-	return e, e.check()
+	e.signing.Store(s)
+	return e, nil
 }
 
-// check compares the files that serve, or are to, with the CA.
-func (e *enrolment) check() error {
+// load reads the CA, and compares the certificate that serves, or is to, with it.
+func (e *enrolment) load() (s *signing, err error) {
+	s = &signing{}
+	if s.ca, err = identity.LoadCAFiles(e.cfg.CACertificate, e.cfg.CAKey); err != nil {
+		return nil, fmt.Errorf("broker: enrolment: %w", err)
+	}
+	if s.roots, err = identity.LoadTrust(e.cfg.CACertificate); err != nil {
+		return nil, fmt.Errorf("broker: enrolment: %w", err)
+	}
+	if d := s.ca.TrustDomain(); d != "" && d != e.a.cfg.TrustDomain {
+		return nil, fmt.Errorf("broker: enrolment: %s is the CA of trust domain %q, trust_domain is %q", e.cfg.CACertificate, d, e.a.cfg.TrustDomain)
+	}
 	cert, err := identity.LoadCertificate(e.a.cfg.TLS.Certificate, e.a.cfg.TLS.Key)
 	if err != nil {
-		return fmt.Errorf("broker: tls: %w", err)
+		return nil, fmt.Errorf("broker: tls: %w", err)
 	}
-	if _, _, err := identity.VerifyChain(e.ca.Pool(), cert.Chain, identity.RoleBroker, true); err != nil {
-		return fmt.Errorf("broker: enrolment: %s is not of the CA in %s, which is all that a newcomer trusts: %w",
+	for _, root := range s.roots.Roots() {
+		pool := x509.NewCertPool()
+		pool.AddCert(root)
+		_, _, fails := identity.VerifyChain(pool, cert.Chain, identity.RoleBroker, true)
+		switch {
+		case fails != nil:
+			err = fails
+		case s.pin == nil || root.NotBefore.Before(s.pin.NotBefore):
+			s.pin = root
+		}
+	}
+	if s.pin == nil {
+		return nil, fmt.Errorf("broker: enrolment: %s is not of the CA in %s, which is all that a newcomer trusts: %w",
 			e.a.cfg.TLS.Certificate, e.cfg.CACertificate, err)
 	}
-	return nil
+	return s, nil
 }
 
 func (e *enrolment) id(name string) memberID {
@@ -285,7 +316,10 @@ func (e *enrolment) tlsConfig() *tls.Config {
 		MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			c := e.a.certs.Load().tls.Certificates[0]
-			c.Certificate = append(c.Certificate[:len(c.Certificate):len(c.Certificate)], e.ca.DER())
+			c.Certificate = c.Certificate[:len(c.Certificate):len(c.Certificate)]
+			for _, root := range e.signing.Load().roots.Roots() {
+				c.Certificate = append(c.Certificate, root.Raw)
+			}
 			return &c, nil
 		},
 	}
@@ -336,7 +370,7 @@ func (e *enrolment) invite(ctx context.Context, name string, life time.Duration)
 	defer cancel()
 	var key [enrol.SecretSize]byte
 	rand.Read(key[:]) // never fails
-	t := enrol.Token{Name: name, Secret: secret.New(string(key[:])), CA: identity.Fingerprint(e.ca.DER())}
+	t := enrol.Token{Name: name, Secret: secret.New(string(key[:])), CA: identity.Fingerprint(e.signing.Load().pin.Raw)}
 	made, err := enrol.New(name, t.Secret, e.a.now(), life)
 	if err != nil {
 		return l, err
@@ -540,13 +574,14 @@ func (e *enrolment) admit(ctx context.Context, r enrol.Request, body, mac []byte
 	if err := e.members.Enrol(ctx, id, r.NKey, invited); err != nil {
 		return a, outcomeOf(err), err
 	}
-	der, err := e.ca.Sign(r.Key(), identity.ID{TrustDomain: e.a.cfg.TrustDomain, Edge: id.Edge, Role: id.Role, Name: id.Name}, nil, nodeCertificateLife)
+	by := e.signing.Load()
+	der, err := by.ca.Sign(r.Key(), identity.ID{TrustDomain: e.a.cfg.TrustDomain, Edge: id.Edge, Role: id.Role, Name: id.Name}, nil, nodeCertificateLife)
 	if err != nil {
 		return a, enrol.Failed, err
 	}
 	return enrol.Answer{
-		Certificate: string(identity.EncodeChain([][]byte{der})), CA: string(e.ca.PEM()),
-		Issuers: []string{e.a.keys.issuer.Public()}, BrokerURLs: e.brokerURLs,
+		Certificate: string(identity.EncodeChain(by.ca.Chain(der))), CA: string(by.roots.PEM()),
+		Issuers: []string{e.a.issuer.Load().Public()}, BrokerURLs: e.brokerURLs,
 		Edge: id.Edge, TrustDomain: e.a.cfg.TrustDomain,
 	}, out, nil
 }

@@ -144,7 +144,7 @@ func (j *joiner) ask(t *testing.T, dial string, tok enrol.Token) (status int, co
 // connects dials the broker with what was joined.
 func (f *fixture) connects(j *joiner, tok enrol.Token, a enrol.Answer) (user string, err error) {
 	f.t.Helper()
-	cert, err := a.Accept(tok, j.key)
+	cert, _, err := a.Accept(tok, j.key)
 	if err != nil {
 		f.t.Fatal(err)
 	}

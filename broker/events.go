@@ -8,7 +8,7 @@ const (
 	eventAdmitted    = "broker.admitted"         // a connection was let in
 	eventRefused     = "broker.refused"          // one was not; the reason is a closed set
 	eventSuperseded  = "broker.superseded"       // an older session is told and closed
-	eventEvicted     = "broker.evicted"          // a revoked member's connection is closed
+	eventEvicted     = "broker.evicted"          // a member's connection is closed: it is revoked, or its certificate's time is over
 	eventClosed      = "broker.closed"           // a session has ended
 	eventMember      = "broker.member"           // what the authority knows has changed
 	eventFault       = "broker.fault"            // the session service could not do something
@@ -21,6 +21,9 @@ const (
 	eventRestored    = "broker.restored"         // a backup is in the store
 	eventStoreFull   = "broker.store_full"       // the store cannot be written, its disk is full or broken
 	eventRotated     = "broker.rotated"          // new certificates serve from now on
+	eventIssuer      = "broker.issuer_rotated"   // session tokens are signed by another issuer from now on
+	eventRestart     = "broker.needs_restart"    // keys that the server pins are others in the files: it goes on with the old ones
+	eventNKey        = "broker.nkey"             // a node has registered another nkey of its own, or has taken it
 	eventInvited     = "broker.invited"          // a machine may join, under a name
 	eventWithdrawn   = "broker.withdrawn"        // it may not any more
 	eventEnrolled    = "broker.enrolled"         // it has joined

@@ -124,6 +124,8 @@ type admission struct {
 	Instance string `json:"instance"`
 	NKey     string `json:"nkey"`
 	Leaf     string `json:"leaf,omitempty"` // through which it came; empty: a broker
+	// Root is whose key signed the certificate that was shown; see identity.IssuerOf.
+	Root string `json:"root,omitempty"`
 }
 
 // generations hands out the numbers of sessions.

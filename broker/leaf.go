@@ -50,7 +50,8 @@ type Leaf struct {
 	// Keys of this process's own connections to its own server; nobody keeps them.
 	sysKey, authKey, agentKey *identity.NKey
 	certs                     atomic.Pointer[certificates]
-	near                      atomic.Bool // the hub is there; false: nobody comes in
+	relink                    chan struct{} // one place: the link is to be made anew
+	near                      atomic.Bool   // the hub is there; false: nobody comes in
 	stopping                  atomic.Bool
 	ran                       atomic.Bool
 	ready                     chan struct{}
@@ -71,7 +72,7 @@ func NewLeaf(cfg configs.Leaf, deps Deps) (*Leaf, error) {
 	if err := file.Complete(); err != nil {
 		return nil, fmt.Errorf("leaf: %w", err)
 	}
-	l := &Leaf{cfg: cfg, log: deps.Log, now: deps.Now, ready: make(chan struct{})}
+	l := &Leaf{cfg: cfg, log: deps.Log, now: deps.Now, ready: make(chan struct{}), relink: make(chan struct{}, 1)}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
@@ -114,10 +115,11 @@ func loadLeafCertificates(cfg configs.Leaf) (*certificates, error) {
 	if err != nil {
 		return nil, fmt.Errorf("leaf: tls: %w", err)
 	}
-	pool, err := identity.LoadPool(cfg.TLS.CA)
+	roots, err := identity.LoadTrust(cfg.TLS.CA)
 	if err != nil {
 		return nil, fmt.Errorf("leaf: tls: %w", err)
 	}
+	pool := roots.Pool()
 	chain := cert.TLS().Certificate
 	var leaf *x509.Certificate
 	for _, use := range []struct {
@@ -139,7 +141,7 @@ func loadLeafCertificates(cfg configs.Leaf) (*certificates, error) {
 			ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: pool,
 			MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true,
 		},
-		trust: trust{pool: pool, domain: cfg.TrustDomain},
+		trust: trust{pool: pool, domain: cfg.TrustDomain}, roots: roots, leaf: leaf,
 		until: leaf.NotAfter,
 	}, nil
 }
@@ -256,7 +258,9 @@ func (l *Leaf) options() (*server.Options, error) {
 	}
 	remote.Nkey = string(seed) // the pair keeps the slice itself: not ours to clear
 	remote.TLSConfig = &tls.Config{
-		RootCAs: l.certs.Load().trust.pool, MinVersion: tls.VersionTLS13,
+		MinVersion: tls.VersionTLS13,
+		// The hub is checked below, by the CA that serves now.
+		InsecureSkipVerify: true,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return &l.certs.Load().tls.Certificates[0], nil
 		},
@@ -267,11 +271,16 @@ func (l *Leaf) options() (*server.Options, error) {
 				chain = append(chain, c.Raw)
 			}
 			t := l.certs.Load().trust
-			id, _, err := identity.VerifyChain(t.pool, chain, identity.RoleBroker, true)
-			if err == nil && id.TrustDomain != t.domain {
-				err = fmt.Errorf("the hub is of trust domain %q", id.TrustDomain)
+			id, leaf, err := identity.VerifyChain(t.pool, chain, identity.RoleBroker, true)
+			switch {
+			case err != nil:
+				return err
+			case id.TrustDomain != t.domain:
+				return fmt.Errorf("the hub is of trust domain %q", id.TrustDomain)
+			case cs.ServerName != "": // none is shown of an address; any of our brokers may be there
+				return leaf.VerifyHostname(cs.ServerName)
 			}
-			return err
+			return nil
 		},
 	}
 	opts.LeafNode.Remotes = []*server.RemoteLeafOpts{remote}
@@ -280,14 +289,27 @@ func (l *Leaf) options() (*server.Options, error) {
 }
 
 // Reload reads the leaf's certificate, its key and the CA again. New connections
-// are shown the new certificate, and Nodes measured by the new CA; for another CA
-// of the hub's the leaf needs a restart.
+// are shown the new certificate, and Nodes and the hub measured by the new CA. The
+// link is made anew where the certificate is of another root than the one it shows.
 func (l *Leaf) Reload() error {
 	certs, err := loadLeafCertificates(l.cfg)
 	if err != nil {
 		return err
 	}
-	l.certs.Store(certs)
+	nkey, err := identity.LoadNKey(l.cfg.NKey)
+	if err != nil {
+		return fmt.Errorf("leaf: nkey: %w", err)
+	}
+	if nkey.Public() != l.nkey.Public() { // the server's options hold it, and never change while it runs
+		l.log.Warn(eventRestart, slog.Any("keys", []string{"nkey"}))
+	}
+	was := l.certs.Swap(certs)
+	if identity.IssuerOf(was.leaf) != identity.IssuerOf(certs.leaf) {
+		select {
+		case l.relink <- struct{}{}:
+		default: // it is about to be
+		}
+	}
 	l.log.Info(eventRotated, slog.Time("until", certs.until))
 	return nil
 }
@@ -609,6 +631,8 @@ func (s *leafAgent) loop(ctx context.Context, near chan<- struct{}) {
 			out = step(core, s.l.now(), ev)
 		case <-tick.C:
 			out = core.Tick(s.l.now())
+		case <-s.l.relink:
+			s.closeLink()
 		case <-stop:
 			stop = nil
 			s.l.stopping.Store(true)
@@ -653,7 +677,7 @@ func step(core *agent, now time.Time, ev agentEvent) []order {
 func (s *leafAgent) apply(o order) {
 	switch o.kind {
 	case sayBeat:
-		s.say(subjects.Beat, &iopv1.SessionNotice{InstanceId: s.srv.ID()})
+		s.say(subjects.Beat, &iopv1.SessionNotice{InstanceId: s.srv.ID(), Key: s.l.cfg.Issuer})
 	case sayOpened:
 		s.say(subjects.Opened, &iopv1.SessionNotice{NodeId: o.session.Node, Generation: o.session.Gen, InstanceId: o.instance})
 	case sayEnded:

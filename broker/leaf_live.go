@@ -115,5 +115,5 @@ func (l *live) Insist(now time.Time, s subjects.Session) []effect {
 		return nil
 	}
 	session.told = now
-	return []effect{{kind: evict, session: s, conn: session.conn, leaf: session.leaf, reason: n.whyEvicted(s.Gen)}}
+	return []effect{{kind: evict, session: s, conn: session.conn, leaf: session.leaf, reason: session.why}}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/internal/identity"
@@ -176,6 +177,9 @@ func (s *service) leafBeat(m *nats.Msg) {
 	var n iopv1.SessionNotice
 	if n.UnmarshalVT(m.Data) != nil || len(n.InstanceId) > maxServerID {
 		return
+	}
+	if nkeys.IsValidPublicAccountKey(n.Key) { // before it is answered, and lets Nodes in
+		s.b.pins.Store(leafID(edge, leaf), n.Key)
 	}
 	select { // a beat too many is dropped like a heartbeat
 	case s.inbox <- event{kind: evLeafBeat, member: leafID(edge, leaf), conn: connID{Server: n.InstanceId}}:

@@ -528,6 +528,7 @@ func TestZ6HostileLeaf(t *testing.T) {
 	say(subjects.Ctl("edge2", subjects.Closed), note(session2, "kicked"))
 	say(subjects.Ctl("edge1", subjects.Closed), note(session, "kicked"))
 	say(subjects.Ctl("edge1", subjects.Admitted), note(session, "kicked"))
+	say(subjects.Ctl("edge1", subjects.Changed), note(subjects.Session{Node: "n1"}, string(refusedRevoked)))
 	say(subjects.Store("edge1", subjects.Put), nil)
 	say(subjects.Leaf("edge1", "l2", subjects.Beat), nil)
 	say(subjects.Leaf("edge1", "l2", subjects.Ended), note(session, "kicked"))
@@ -545,6 +546,9 @@ func TestZ6HostileLeaf(t *testing.T) {
 	}
 	// Notices come in order: had one of those passed, it would come before this.
 	f.b.members.Revoke(context.Background(), memberID{"edge2", identity.RoleNode, "n1"}, time.Now(), false) // the notice below says
+	if n := f.told(ctl2); n.NodeId != "n1" || n.Reason != string(refusedRevoked) || n.Generation != 0 {
+		t.Errorf("edge2 was told %v", n)
+	}
 	if n := f.told(ctl2); n.Reason != "kicked" || n.Generation != session2.Gen {
 		t.Errorf("edge2 was told %v", n)
 	}

@@ -61,6 +61,8 @@ type liveSession struct {
 	own       bool      // admitted by this service
 	leaf      string    // the leaf it is at; empty: a broker
 	evicted   bool      // told to go; counts no more
+	why       string    // it was
+	until     time.Time // the end of its certificate, of one admitted by this service
 	told      time.Time // last time, of one at a leaf
 	grants    int
 }
@@ -100,6 +102,7 @@ type effect struct {
 const (
 	reasonSuperseded = "superseded"
 	reasonAbandoned  = "abandoned" // admitted, never seen
+	reasonExpired    = "certificate_expired"
 )
 
 func nodeID(s subjects.Session) memberID {
@@ -146,7 +149,7 @@ func (l *live) supersede(n *liveNode, of subjects.Session) (out []effect) {
 		if gen == n.highest || s.evicted {
 			continue
 		}
-		s.evicted = true
+		s.evicted, s.why = true, reasonSuperseded
 		if s.reachable() {
 			of.Gen = gen
 			out = append(out, effect{kind: evict, session: of, conn: s.conn, leaf: s.leaf, reason: reasonSuperseded})
@@ -155,12 +158,28 @@ func (l *live) supersede(n *liveNode, of subjects.Session) (out []effect) {
 	return out
 }
 
-// whyEvicted: nothing but a revocation evicts a node's newest session.
-func (n *liveNode) whyEvicted(gen uint64) string {
-	if gen == n.highest {
-		return string(refusedRevoked)
+// Until notes when the session's certificate ends: with it ends the session.
+func (l *live) Until(s subjects.Session, until time.Time) {
+	if n := l.nodes[nodeID(s)]; n != nil && n.sessions[s.Gen] != nil {
+		n.sessions[s.Gen].until = until
 	}
-	return reasonSuperseded
+}
+
+// expire evicts the sessions whose certificates have come to their end.
+func (l *live) expire(now time.Time, id memberID, n *liveNode) (out []effect) {
+	for gen, s := range n.sessions {
+		if s.evicted || s.until.IsZero() || now.Before(s.until) {
+			continue
+		}
+		s.evicted, s.why = true, reasonExpired
+		if s.reachable() {
+			out = append(out, effect{
+				kind: evict, conn: s.conn, leaf: s.leaf, reason: reasonExpired,
+				session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
+			})
+		}
+	}
+	return out
 }
 
 // Connected is the server's word that a session's connection stands. One that
@@ -182,9 +201,9 @@ func (l *live) Connected(now time.Time, s subjects.Session, conn connID, instanc
 	out := l.supersede(n, s)
 	switch {
 	case late:
-		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: n.whyEvicted(s.Gen)})
+		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: session.why})
 	case !session.evicted && l.revoked[id]:
-		session.evicted = true
+		session.evicted, session.why = true, string(refusedRevoked)
 		out = append(out, effect{kind: evict, session: s, conn: conn, leaf: session.leaf, reason: string(refusedRevoked)})
 	}
 	return out
@@ -253,7 +272,7 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 		for _, gen := range slices.Sorted(maps.Keys(n.sessions)) {
 			s := n.sessions[gen]
 			if s.reachable() && !s.evicted {
-				s.evicted = true
+				s.evicted, s.why = true, string(refusedRevoked)
 				out = append(out, effect{
 					kind: evict, conn: s.conn, leaf: s.leaf, reason: string(refusedRevoked),
 					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
@@ -268,10 +287,11 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 	return out
 }
 
-// Expire ends what was admitted and never seen. It is called now and then.
+// Expire ends what was admitted and never seen, and what has outlived its certificate. It is called now and then.
 func (l *live) Expire(now time.Time) (out []effect) {
 	l.sweep(now)
 	for id, n := range l.nodes {
+		out = append(out, l.expire(now, id, n)...)
 		for gen, s := range n.sessions {
 			if s.lost(now, l.bound) {
 				delete(n.sessions, gen)

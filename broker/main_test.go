@@ -105,6 +105,11 @@ func (ca *testCA) write(file string) {
 	}
 }
 
+// roots are what the fixture's CA file says now.
+func (f *fixture) roots() identity.Trust {
+	return must(identity.LoadTrust(filepath.Join(f.dir, "ca.pem")))
+}
+
 // records collects what is logged, and wakes who waits for a line of it.
 type records struct {
 	mu   sync.Mutex
@@ -195,6 +200,7 @@ type fixture struct {
 	edges  map[string]*identity.NKey
 	reg    *prometheus.Registry
 	logs   *records
+	again  func() ([]configs.Member, error)
 	offset atomic.Int64 // added to the broker's clock
 	b      *Broker
 	cancel context.CancelFunc
@@ -281,7 +287,7 @@ func (f *fixture) launch() *fixture {
 	f.reg, f.logs = prometheus.NewRegistry(), newRecords()
 	b, err := New(f.cfg, Deps{
 		Log: slog.New(f.logs), Metrics: f.reg,
-		Now: func() time.Time { return time.Now().Add(time.Duration(f.offset.Load())) },
+		Now: func() time.Time { return time.Now().Add(time.Duration(f.offset.Load())) }, Members: f.again,
 	})
 	if err != nil {
 		f.t.Fatal(err)

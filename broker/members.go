@@ -27,6 +27,11 @@ type member struct {
 	Revoked bool     `json:"revoked,omitempty"`
 	// RevokedAt: no invitation from before it is good for the name (B11).
 	RevokedAt time.Time `json:"revoked_at,omitzero"`
+	// Next is one of NKeys: once it is shown, the others go (B8).
+	Next string `json:"next,omitempty"`
+	// Root is whose key signed the certificate that was shown last, of an Edge or a
+	// leaf; a Node's stands with its generation.
+	Root string `json:"root,omitempty"`
 	// The seed as it was last applied: a restart with the same file changes
 	// nothing that was learnt since.
 	Seed        []string `json:"seed,omitempty"`
@@ -186,6 +191,45 @@ func (ms members) Register(ctx context.Context, in configs.Member) error {
 	})
 }
 
+// Replace registers the nkey that a member wants in the place of the one it has: both
+// are good until it shows the new one.
+func (ms members) Replace(ctx context.Context, id memberID, old, next string) error {
+	return ms.change(ctx, id, func(m *member, found bool) (bool, error) {
+		if !found || m.Revoked || !slices.Contains(m.NKeys, old) {
+			return false, fmt.Errorf("%s: %w", id.key(), ErrUnknownMember)
+		}
+		if m.Next == next || len(m.NKeys) == 1 && m.NKeys[0] == next {
+			return false, nil
+		}
+		m.NKeys, m.Next = []string{next, old}, next
+		return true, nil
+	})
+}
+
+// Took is the member's word that it has the new one: the old one is good for nothing
+// any more.
+func (ms members) Took(ctx context.Context, id memberID, next string) error {
+	return ms.change(ctx, id, func(m *member, _ bool) (bool, error) {
+		if m.Next != next {
+			return false, nil
+		}
+		m.NKeys, m.Next = []string{next}, ""
+		return true, nil
+	})
+}
+
+// Shown notes of which root the certificate was that an Edge or a leaf came with.
+func (ms members) Shown(ctx context.Context, id memberID, root string) error {
+	if m, found, err := ms.Get(ctx, id); err != nil || !found || m.Root == root {
+		return err
+	}
+	return ms.change(ctx, id, func(m *member, found bool) (bool, error) {
+		changed := found && m.Root != root
+		m.Root = root
+		return changed, nil
+	})
+}
+
 // ErrUnknownMember: no such name is registered.
 var ErrUnknownMember = errors.New("no such member is registered")
 
@@ -217,7 +261,7 @@ func (ms members) Enrol(ctx context.Context, id memberID, nkey string, invited t
 		if !m.Revoked && slices.Contains(m.NKeys, nkey) {
 			return false, nil
 		}
-		m.NKeys, m.Revoked, m.RevokedAt = []string{nkey}, false, time.Time{}
+		m.NKeys, m.Next, m.Revoked, m.RevokedAt = []string{nkey}, "", false, time.Time{}
 		return true, nil
 	})
 }

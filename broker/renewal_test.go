@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/iop-fabric/iop/configs"
@@ -22,6 +23,8 @@ type renewer struct {
 	s    subjects.Session
 	// connection is the session's.
 	connection string
+	nc         *nats.Conn
+	sub        *nats.Subscription // of down.renew
 	ask        func(*iopv1.RenewRequest) *iopv1.RenewResponse
 }
 
@@ -34,8 +37,9 @@ func newRenewer(t *testing.T) *renewer {
 	d := f.dialer("edge1", "node", "n1", r.key)
 	d.tls.Certificates[0] = r.cert.TLS()
 	nc, s := f.node(d)
-	r.s, r.connection = s, d.connection
+	r.s, r.connection, r.nc = s, d.connection, nc
 	sub := f.subscribe(nc, s.Down(subjects.Renew, ""))
+	r.sub = sub
 	r.ask = func(q *iopv1.RenewRequest) *iopv1.RenewResponse {
 		t.Helper()
 		f.offset.Add(int64(renewPause))
@@ -69,7 +73,7 @@ func TestRenewal(t *testing.T) {
 	r.f.later(r.cert)
 	q := r.request()
 	a := r.ask(q)
-	renewed, err := r.cert.Renewed(r.f.ca.pool(), a.GetCertificateChain())
+	renewed, err := r.cert.Renewed(r.f.roots(), a.GetCertificateChain())
 	if err != nil || !bytes.Equal(a.GetNonce(), q.GetNonce()) {
 		t.Fatalf("%v: %v", a, err)
 	}
@@ -171,7 +175,7 @@ func TestRenewalRefused(t *testing.T) {
 func TestRenewalOfTheRevoked(t *testing.T) {
 	r := newRenewer(t)
 	r.f.later(r.cert)
-	svc := &renewals{a: &r.f.b.authority, ca: r.f.b.enrolment.ca, asked: map[memberID]time.Time{}}
+	svc := newRenewals(&r.f.b.authority, r.f.b.enrolment, nil)
 	svc.s = &service{b: &r.f.b.authority, work: t.Context(), members: r.f.b.members, generations: generations{kv: r.f.generations(), marks: &marks{kv: r.f.b.members.kv}}}
 	if _, _, err := svc.sign(r.s, r.request()); err != nil {
 		t.Fatal(err)
@@ -188,7 +192,7 @@ func TestRenewalOfTheRevoked(t *testing.T) {
 // waiting by it, and strangers fill no memory.
 // Contract: B8 Z5
 func TestRenewalPace(t *testing.T) {
-	r := &renewals{asked: map[memberID]time.Time{}}
+	r := newRenewals(nil, nil, nil)
 	now := time.Now()
 	one, two := memberID{Name: "one"}, memberID{Name: "two"}
 	if !r.allow(one, now) || r.allow(one, now.Add(renewPause-1)) || !r.allow(two, now) || !r.allow(one, now.Add(renewPause)) {
@@ -197,7 +201,10 @@ func TestRenewalPace(t *testing.T) {
 	for i := range 2 * maxRenewed {
 		r.allow(memberID{Name: string(rune(i))}, now.Add(renewPause))
 	}
-	if len(r.asked) > maxRenewed {
-		t.Errorf("%d are remembered", len(r.asked))
+	if len(r.asked) != maxRenewed || len(r.order) != maxRenewed {
+		t.Errorf("%d and %d are remembered", len(r.asked), len(r.order))
+	}
+	if !r.allow(one, now.Add(2*renewPause)) || len(r.order) != 1 || len(r.asked) != 1 {
+		t.Errorf("%d are remembered long after", len(r.order))
 	}
 }

@@ -57,6 +57,7 @@ func (b *Broker) Restore(from *Backup, above uint64) error {
 		}
 	}
 	from = &Backup{Header: from.Header, records: from.records}
+	from.Issuer = b.keys.issuer.Public() // which signs what is left for the start
 	from.Generation = max(from.Generation, above)
 	return from.save(filepath.Join(b.cfg.StoreDir, restoreFile), &b.authority)
 }
@@ -66,7 +67,7 @@ func (b *Broker) mine(from *Backup) error {
 	switch {
 	case from.TrustDomain != b.cfg.TrustDomain:
 		return fmt.Errorf("broker: %w: it is of trust domain %q, this broker of %q", ErrBackupOther, from.TrustDomain, b.cfg.TrustDomain)
-	case from.Issuer != b.keys.issuer.Public():
+	case from.Issuer != b.keys.issuer.Public() && !b.isOldIssuer(from.Issuer):
 		return fmt.Errorf("broker: %w: its issuer is %s, this broker's %s", ErrBackupOther, from.Issuer, b.keys.issuer.Public())
 	}
 	var ours []string
@@ -85,6 +86,12 @@ func (b *Broker) mine(from *Backup) error {
 			strings.Join(from.Edges, ", "), strings.Join(slices.Compact(ours), ", "))
 	}
 	return nil
+}
+
+// isOldIssuer reports whether it is the one that is being exchanged.
+func (a *authority) isOldIssuer(public string) bool {
+	old := a.oldIssuer.Load()
+	return old != nil && old.Public() == public
 }
 
 // save writes the file whole, or not at all.

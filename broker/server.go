@@ -46,6 +46,20 @@ type publicKeys struct {
 	issuer, system, callout, service string
 }
 
+// differing names the settings of the keys that are not the same.
+func (k publicKeys) differing(other publicKeys) (names []string) {
+	for name, same := range map[string]bool{
+		"issuer_key": k.issuer == other.issuer, "system_key": k.system == other.system,
+		"callout_key": k.callout == other.callout, "service_key": k.service == other.service,
+	} {
+		if !same {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // ConfigText returns the configuration of the server, the same text for the
 // embedded and for a stock nats-server but for where keys may be used. It holds
 // no secret: keys are public, certificates are files.

@@ -95,6 +95,7 @@ type event struct {
 	reason   string
 	revoked  bool
 	servers  []string
+	until    time.Time    // the end of the session's certificate
 	reply    chan verdict // of those that ask; buffered, the loop never waits
 }
 
@@ -436,6 +437,7 @@ func (s *service) step(core *live, ev event) []effect {
 		out := core.Admitted(now, ev.session, ev.instance)
 		core.AtLeaf(ev.session, ev.leaf, ev.conn.Server)
 		core.Own(ev.session, ev.conn.Server)
+		core.Until(ev.session, ev.until)
 		ev.reply <- verdict{ok: true}
 		return out
 	case evConnected:
@@ -462,6 +464,9 @@ func (s *service) step(core *live, ev event) []effect {
 		core.Gone(now, ev.conn)
 		core.PeerDisconnected(ev.member, ev.conn)
 	case evMember:
+		if ev.revoked && ev.member.Role == identity.RoleNode {
+			s.notify(ev.member.Edge, subjects.Changed, &iopv1.SessionNotice{NodeId: ev.member.Name, Reason: string(refusedRevoked)})
+		}
 		return core.MemberChanged(ev.member, ev.revoked)
 	case evKnown:
 		core.Known(ev.session)
@@ -768,7 +773,7 @@ func (s *service) grant(session subjects.Session) *iopv1.SessionGrant {
 		s.b.log.Warn(eventFault, slog.String("operation", "grant"), slog.String("error", err.Error()))
 		return &iopv1.SessionGrant{Reason: "the session's record could not be read", ErrorClass: string(wire.Unreachable)}
 	}
-	token, err := identity.IssueToken(s.b.keys.issuer, identity.SessionClaims{
+	token, err := identity.IssueToken(s.b.issuer.Load(), identity.SessionClaims{
 		Edge: session.Edge, Node: session.Node, Gen: session.Gen, NKey: record.NKey,
 	})
 	if err != nil {
@@ -849,7 +854,7 @@ func (s *service) decideOn(m *nats.Msg, leaf memberID) {
 }
 
 func (s *service) answer(ac *jwt.AuthorizationRequestClaims, leaf memberID) (string, error) {
-	issuer := s.b.keys.issuer.Pair()
+	issuer := s.b.calloutIssuer(leaf).Pair()
 	a, r := decide(ac, s.b.certs.Load().trust)
 	if r != "" { // not proven: nothing of it is logged but the address
 		s.b.refuse(r)
@@ -907,9 +912,20 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 		}
 	}
 	if a.id.Role != identity.RoleNode {
+		if err := s.members.Shown(ctx, a.member(), a.root); err != nil { // it is told of later, then
+			s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
+		}
 		return a.peerGrant(), since, ""
 	}
-	return s.admitNode(ctx, a)
+	g, since, r = s.admitNode(ctx, a)
+	if r == "" && m.Next == a.nkey {
+		if err := s.members.Took(ctx, a.member(), a.nkey); err != nil { // the next admission tries again
+			s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
+			return g, since, r
+		}
+		s.b.log.Info(eventNKey, slog.String("edge", a.id.Edge), slog.String("name", a.id.Name), slog.String("nkey", a.nkey), slog.Bool("taken", true))
+	}
+	return g, since, r
 }
 
 // admitNode gives a Node its generation: free name, KV write, notice to Edge,
@@ -935,7 +951,7 @@ func (s *service) admitNode(ctx context.Context, a applicant) (g grant, since ti
 		s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
 		return g, since, refusedUnavailable
 	}
-	if _, ok := s.ask(event{kind: evAdmitted, session: session, instance: a.instance(), leaf: a.leaf.Name, conn: connID{Server: a.server}}); !ok {
+	if _, ok := s.ask(event{kind: evAdmitted, session: session, instance: a.instance(), leaf: a.leaf.Name, conn: connID{Server: a.server}, until: a.notAfter}); !ok {
 		return g, since, refusedDraining
 	}
 	return a.nodeGrant(session), since, ""

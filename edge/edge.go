@@ -3,7 +3,6 @@ package edge
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -36,6 +35,8 @@ type Deps struct {
 	Dial    func(ctx context.Context, onError func(error)) (bus.Conn, error)
 	Log     *slog.Logger
 	Metrics *prometheus.Registry
+	// Issuers reads edge.issuers again, when the Edge is told to; nil: they never change.
+	Issuers func() ([]string, error)
 	// Admin serves further paths of the admin API, see admin.Config.Mount.
 	Admin map[string]http.Handler
 }
@@ -47,7 +48,10 @@ type Edge struct {
 	log      *slog.Logger
 	metrics  *metrics
 	cert     atomic.Pointer[identity.Certificate]
-	pool     *x509.CertPool
+	trust    atomic.Pointer[identity.Trust]
+	issuers  atomic.Pointer[[]string]
+	nkey     string          // public, as it was last read; watchCertificate's
+	given    map[string]bool // the nodes of the configuration, beside which others are taken in
 	callers  httpapi.Config
 	instance string
 
@@ -80,7 +84,7 @@ type Edge struct {
 func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 	e := &Edge{
 		cfg: cfg, deps: deps, log: deps.Log, instance: wire.NewToken(), now: time.Now,
-		verify: make(chan register, verifyQueue), registered: map[string]*registration{},
+		verify: make(chan register, verifyQueue), registered: map[string]*registration{}, given: map[string]bool{},
 		budgets: budgets{of: map[string]*budget{}},
 		ready:   make(chan struct{}), offers: make(chan struct{}), asked: make(chan struct{}, 1),
 	}
@@ -89,8 +93,14 @@ func New(cfg configs.Edge, deps Deps) (*Edge, error) {
 		return nil, err
 	}
 	e.cert.Store(cert)
-	if e.pool, err = identity.LoadPool(cfg.Broker.TLS.CA); err != nil {
+	trust, err := identity.LoadTrust(cfg.Broker.TLS.CA)
+	if err != nil {
 		return nil, err
+	}
+	e.trust.Store(&trust)
+	e.issuers.Store(&cfg.Issuers)
+	for _, n := range cfg.Nodes {
+		e.given[n.Name] = true
 	}
 	var keys []httpapi.Key
 	for _, k := range cfg.Keys {

@@ -18,6 +18,9 @@ const (
 	eventBusError         = "bus.error"
 	eventMisbehaved       = "node.misbehaved"
 	eventKeys             = "edge.keys_renewed"         // its own certificate, towards broker and Nodes
+	eventRoots            = "edge.roots_renewed"        // which CAs it trusts
+	eventIssuers          = "edge.issuers_renewed"      // whose session tokens are good
+	eventNodeLeft         = "edge.node_left"            // a node that was taken in is revoked: it is not listed any more
 	eventKeysBad          = "edge.keys_unreadable"      // the files are no good; what served goes on
 	eventExpiring         = "edge.certificate_expiring" // and nobody has renewed it
 )

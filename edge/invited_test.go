@@ -1,15 +1,23 @@
 package edge
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/edge/pool"
 	"github.com/iop-fabric/iop/edge/registry"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
 // registers puts a registration into the inbox as the verifiers do.
@@ -109,5 +117,72 @@ func TestTakeIn(t *testing.T) {
 	}
 	if _, _, ok := e.takeIn([]string{"gpu1"}); ok {
 		t.Error("it is taken in twice")
+	}
+}
+
+// A node that was taken in leaves when it is revoked: it is not listed, its session is
+// over, and it is taken in again when it comes back. One of the configuration stays.
+//
+// Contract: B8 B11
+func TestRevokedNodeLeaves(t *testing.T) {
+	cfg := configs.Edge{Name: "home", Invited: new(true), Nodes: []configs.EdgeNode{{Name: "desk", Adapters: []configs.Adapter{{Type: configs.TypeDemo}}}}}
+	f := &configs.File{Broker: &configs.Broker{}, Edge: &cfg}
+	if err := f.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	reg := registry.New(registry.Config{Nodes: []string{"desk"}})
+	e := &Edge{cfg: *f.Edge, log: slog.New(slog.DiscardHandler), given: map[string]bool{"desk": true}, now: time.Now, ready: make(chan struct{}), metrics: newMetrics(prometheus.NewRegistry())}
+	cert, err := identity.NewCA("iop", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := cert.Issue(identity.ID{TrustDomain: "iop", Edge: "home", Role: identity.RoleEdge, Name: "home"}, nil, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.cert.Store(own)
+	port := &fakePort{invited: e.takeIn}
+	e.loop = newLoop(reg, pool.New(), port, time.Hour, e.log, e.metrics)
+	done := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- e.loop.run(ctx) }()
+	defer func() { cancel(); <-done }()
+	e.bus = &redialled{}
+	listed := func() (names []string) {
+		t.Helper()
+		if err := e.loop.ask(t.Context(), func() {
+			for _, n := range e.nodes() {
+				names = append(names, n.Node)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	notice := func(n *iopv1.SessionNotice) {
+		t.Helper()
+		data, err := n.MarshalVT()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.onCtl(bus.Msg{Subject: subjects.Ctl("home", subjects.Changed), Data: data})
+	}
+	e.loop.registers("gpu1", "gpu1", 3, nil)
+	if got := listed(); !slices.Equal(got, []string{"desk", "gpu1"}) {
+		t.Fatalf("listed: %v", got)
+	}
+	notice(&iopv1.SessionNotice{Key: "some/key", Revision: 4}) // of the store: another matter
+	notice(&iopv1.SessionNotice{NodeId: "desk", Reason: "revoked"})
+	notice(&iopv1.SessionNotice{NodeId: "nobody", Reason: "revoked"})
+	if got := listed(); len(got) != 2 {
+		t.Errorf("listed: %v", got)
+	}
+	notice(&iopv1.SessionNotice{NodeId: "gpu1", Reason: "revoked"})
+	if got := listed(); !slices.Equal(got, []string{"desk"}) || port.count("fence") == 0 {
+		t.Errorf("revoked, and listed: %v", got)
+	}
+	e.loop.registers("gpu1", "gpu1", 4, nil)
+	if got := listed(); !slices.Equal(got, []string{"desk", "gpu1"}) {
+		t.Errorf("back, and listed: %v", got)
 	}
 }

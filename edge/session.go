@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/edge/pool"
 	"github.com/iop-fabric/iop/edge/registry"
 	"github.com/iop-fabric/iop/internal/bus"
@@ -112,6 +113,10 @@ func (e *Edge) fromPeer(ev registry.Event) {
 func (e *Edge) onCtl(m bus.Msg) {
 	_, verb, err := subjects.ParseCtl(m.Subject)
 	var n iopv1.SessionNotice
+	if err == nil && verb == subjects.Changed && n.UnmarshalVT(m.Data) == nil && n.GetReason() == noticeRevoked && subjects.ValidName(n.GetNodeId()) {
+		e.loop.in.put(item{do: func() { e.leave(n.GetNodeId()) }}, false)
+		return
+	}
 	if err != nil || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.GetNodeId()) || n.GetGeneration() == 0 {
 		return
 	}
@@ -172,8 +177,9 @@ func (e *Edge) verifyRegistrations(ctx context.Context) error {
 
 func (e *Edge) verifyRegister(s subjects.Session, req *iopv1.RegisterRequest) error {
 	var err error
-	for _, issuer := range e.cfg.Issuers {
-		if err = identity.VerifyRegister(e.pool, issuer, s.Edge, s.Node, s.Gen, req); err == nil {
+	pool := e.trust.Load().Pool()
+	for _, issuer := range *e.issuers.Load() {
+		if err = identity.VerifyRegister(pool, issuer, s.Edge, s.Node, s.Gen, req); err == nil {
 			return nil
 		}
 	}
@@ -306,6 +312,27 @@ func (e *Edge) takeIn(proved []string) (names []string, cfg pool.Config, ok bool
 	}
 	e.cfg.Nodes = nodes
 	return names, poolConfig(&e.cfg), true
+}
+
+// noticeRevoked is the reason of the session service's word that a node was revoked.
+const noticeRevoked = "revoked"
+
+// leave forgets a node that was taken in, and is revoked now. One of the configuration
+// stays: the operator has named it.
+func (e *Edge) leave(name string) {
+	i := slices.IndexFunc(e.cfg.Nodes, func(n configs.EdgeNode) bool { return n.Name == name })
+	if i < 0 || e.given[name] {
+		return
+	}
+	e.cfg.Nodes = slices.Delete(slices.Clone(e.cfg.Nodes), i, i+1)
+	names := make([]string, len(e.cfg.Nodes))
+	for i, n := range e.cfg.Nodes {
+		names[i] = n.Name
+	}
+	e.log.LogAttrs(context.Background(), slog.LevelInfo, eventNodeLeft, slog.String("node", name))
+	now := e.now()
+	e.loop.stepRegistry(now, registry.ConfigChanged{Nodes: names}, nil)
+	e.loop.stepPool(now, pool.SetConfig(poolConfig(&e.cfg)))
 }
 
 func (e *Edge) endAttempt(slot pool.Slot, cause string) { e.dispatch.Fenced(slot, cause) }

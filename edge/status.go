@@ -5,10 +5,12 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/iop-fabric/iop/edge/admin"
 	"github.com/iop-fabric/iop/edge/httpapi"
+	"github.com/iop-fabric/iop/edge/registry"
 )
 
 // adminHandler is what the admin listener serves.
@@ -32,11 +34,16 @@ func (e *Edge) State(ctx context.Context) (s admin.State, err error) {
 	}
 	s.Certificate, s.Certificates = e.cert.Load().Leaf.NotAfter, map[string]time.Time{}
 	err = e.loop.ask(ctx, func() {
-		s.Nodes, s.Pool = e.loop.reg.Snapshot(), e.loop.pool.Snapshot()
+		s.Nodes, s.Pool = e.nodes(), e.loop.pool.Snapshot()
 		for name, r := range e.registered {
 			s.Certificates[name] = r.until
 		}
 	})
 	s.Ready = e.checkReady()
 	return s, err
+}
+
+// nodes are those that are listed. What has left is remembered for its generation alone.
+func (e *Edge) nodes() []registry.NodeState {
+	return slices.DeleteFunc(e.loop.reg.Snapshot(), func(n registry.NodeState) bool { return !n.Configured && n.State == registry.Gone })
 }

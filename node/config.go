@@ -22,7 +22,7 @@ func openConfig(id Identity, edge string, nonce []byte, after uint64, c *iopv1.S
 	if c == nil {
 		return nil, errors.New("config: none was sent")
 	}
-	if err := identity.VerifyConfig(id.CA, edge, nonce, after, c); err != nil {
+	if err := identity.VerifyConfig(id.Trust.Pool(), edge, nonce, after, c); err != nil {
 		return nil, err
 	}
 	var p iopv1.NodeConfigPayload

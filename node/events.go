@@ -18,6 +18,11 @@ const (
 	evExpiring   = "node.certificate_expiring" // and nobody has renewed it
 	evRenewed    = "node.certificate_renewed"  // the authority has signed it anew; it serves from the next dial
 	evNotRenewed = "node.certificate_refused"  // the authority has not, or what came is no good
+	evUser       = "node.nkey_registered"      // another nkey of its own; it serves from the next dial
+	evTrust      = "node.trust_learnt"         // the fabric's CA is being exchanged, or was
+	// evTrustRefused: what came as that is signed by no root that is trusted here, or
+	// cannot be written.
+	evTrustRefused = "node.trust_refused"
 )
 
 // Attribute keys.
@@ -35,4 +40,6 @@ const (
 	keyDuration   = "duration"
 	keyStack      = "stack"
 	keyUntil      = "until"
+	keySigner     = "signer"
+	keyNKey       = "nkey"
 )

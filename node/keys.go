@@ -22,7 +22,23 @@ import (
 // Whoever writes the file (the authority's answer, or an operator), the rest is one
 // way. A moment with nothing under way is waited for during half of that third; after
 // it the Node drains, for as long as the old certificate is good.
+//
+// While the fabric's CA is exchanged the authority tells so, unasked and again and
+// again: what it says proves itself by a root that is trusted here already (identity
+// I6). Once another root signs than the certificate is of, the way above begins at
+// once. Another nkey, that an operator had made here, goes it too: it is registered
+// beside the old one, and becomes the file that is read.
 const (
+	// outdatedPatience is how long a moment with nothing under way is waited for where
+	// it is not the certificate's end that asks for another.
+	outdatedPatience = 2 * time.Minute
+	// outdatedAsk is between two requests then: a herd that asks at once is not all
+	// answered.
+	outdatedAsk = time.Minute
+	// refusedPause is between two lines of the log about roots that are not believed:
+	// who carries our messages can make up any number of them.
+	refusedPause = time.Minute
+
 	longestLook  = time.Minute // between two looks at the files
 	shortestLook = time.Second
 	longestAsk   = time.Hour // between two requests to the authority
@@ -40,6 +56,12 @@ type keys struct {
 	asked  time.Time
 	warned time.Time
 	nonce  []byte // of the request under way; nil: none
+	// since is when the files first held what is to serve in the place of used,
+	// though used is not near its end; zero: they do not.
+	since   time.Time
+	refused time.Time // when roots that are not believed were last told of
+	// registered: the files' other nkey is registered.
+	registered bool
 }
 
 func (k *keys) use(id Identity) { k.used, k.newest = id, id }
@@ -52,11 +74,30 @@ func (k *keys) third() time.Duration {
 
 func (k *keys) pause() time.Duration { return min(max(k.third()/100, shortestLook), longestLook) }
 
-func (k *keys) askPause() time.Duration { return min(max(k.third()/100, shortestAsk), longestAsk) }
+func (k *keys) askPause() time.Duration {
+	longest := longestAsk
+	if k.outdated() || k.newest.NextUser != nil {
+		longest = outdatedAsk
+	}
+	return min(max(k.third()/100, shortestAsk), longest)
+}
 
-// replaced reports whether the files have a certificate that is good for longer.
+// outdated reports whether the certificate in use is of a root that does not sign any
+// more.
+func (k *keys) outdated() bool { return k.newest.Trust.Outdated(k.used.Certificate.Leaf) }
+
+// replaced reports whether the files have what is to serve in the place of what does:
+// a certificate that is good for longer, or of the root that signs now, or an nkey
+// that was registered for it.
 func (k *keys) replaced() bool {
-	return k.newest.Certificate.Leaf.NotAfter.After(k.used.Certificate.Leaf.NotAfter)
+	next := k.newest.Certificate.Leaf
+	return next.NotAfter.After(k.used.Certificate.Leaf.NotAfter) || (k.outdated() && !k.newest.Trust.Outdated(next)) ||
+		(k.registered && k.newest.User.Public() != k.used.User.Public())
+}
+
+// wanting reports whether anything is to be done at this time.
+func (k *keys) wanting(now time.Time) bool {
+	return !now.Before(identity.RenewalDue(k.used.Certificate.Leaf)) || k.outdated() || k.newest.NextUser != nil || k.registered
 }
 
 // changed reports whether the files hold another certificate or nkey than is in use.
@@ -85,7 +126,7 @@ func (n *Node) reload() {
 	if n.keys.changed() {
 		n.log.Info(evKeys, slog.Time(keyUntil, id.Certificate.Leaf.NotAfter))
 	}
-	n.keys.used, n.keys.nonce = id, nil
+	n.keys.used, n.keys.nonce, n.keys.since, n.keys.registered = id, nil, time.Time{}, false
 	n.metrics.expiry.Set(float64(id.Certificate.Leaf.NotAfter.Unix()))
 }
 
@@ -93,14 +134,14 @@ func (n *Node) reload() {
 // looks that come by the clock.
 func (n *Node) renewal(now time.Time, due bool) session.Event {
 	leaf := n.keys.used.Certificate.Leaf
-	if n.deps.Reload == nil || n.core.Stopping() || now.Before(identity.RenewalDue(leaf)) {
+	if n.deps.Reload == nil || n.core.Stopping() || !n.keys.wanting(now) {
 		return session.Event{}
 	}
 	n.readKeys()
 	if n.keys.replaced() {
 		return n.replace(now)
 	}
-	if due && now.Sub(n.keys.warned) >= warnPause {
+	if due && !now.Before(identity.RenewalDue(leaf)) && now.Sub(n.keys.warned) >= warnPause {
 		n.keys.warned = now
 		n.log.Warn(evExpiring, slog.Time(keyUntil, leaf.NotAfter))
 	}
@@ -117,8 +158,12 @@ func (n *Node) replace(now time.Time) session.Event {
 	if n.core.State() != session.Ready {
 		return session.Event{} // the next dial takes it
 	}
+	if n.keys.since.IsZero() {
+		n.keys.since = now
+	}
 	left := n.keys.used.Certificate.Leaf.NotAfter.Sub(now)
-	if n.host.open() > 0 && left > n.keys.third()/2 {
+	hurry := (n.keys.outdated() || n.keys.registered) && now.Sub(n.keys.since) >= outdatedPatience
+	if n.host.open() > 0 && left > n.keys.third()/2 && !hurry {
 		return session.Event{}
 	}
 	return session.Event{Kind: session.RenewAsked, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
@@ -136,17 +181,30 @@ func (n *Node) Reload() {
 // taken does what Reload asked for.
 func (n *Node) taken(now time.Time) session.Event {
 	n.readKeys()
-	if !n.keys.changed() || n.core.State() != session.Ready {
-		return session.Event{} // nothing to do, or the next dial does it
+	if n.core.State() != session.Ready {
+		return session.Event{} // the next dial does it
+	}
+	n.keys.used.Trust = n.keys.newest.Trust // it measures what comes from now on
+	if !n.keys.changed() {
+		n.keys.asked = time.Time{} // who had us look here wants it now
+		return n.renewal(now, false)
 	}
 	left := n.keys.used.Certificate.Leaf.NotAfter.Sub(now)
 	return session.Event{Kind: session.RenewAsked, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
 }
 
+// askRenewal asks for another nkey to be registered, where there is one, or else for
+// the certificate to be signed anew.
 func (n *Node) askRenewal() {
-	l, id := n.link, n.keys.used
+	l, id, next := n.link, n.keys.used, n.keys.newest.NextUser
 	nonce := identity.NewNonce()
-	req, err := identity.SignRenew(id.Certificate, id.User, l.id.Edge, l.id.Node, l.id.Gen, nonce)
+	var req *iopv1.RenewRequest
+	var err error
+	if next != nil && n.deps.SaveUser != nil {
+		req, err = identity.SignNewNKey(id.Certificate, id.User, next, l.id.Edge, l.id.Node, l.id.Gen, nonce)
+	} else {
+		req, err = identity.SignRenew(id.Certificate, id.User, l.id.Edge, l.id.Node, l.id.Gen, nonce)
+	}
 	if err != nil {
 		n.log.Warn(evNotRenewed, slog.Any(keyError, err))
 		return
@@ -163,12 +221,24 @@ func (n *Node) renewed(data []byte) session.Event {
 		n.metrics.dropped[dropMalformed].Inc()
 		return session.Event{}
 	}
+	learnt := n.learn(a.GetTrust())
 	if n.keys.nonce == nil || !bytes.Equal(a.GetNonce(), n.keys.nonce) {
-		n.metrics.dropped[dropUnknown].Inc()
-		return session.Event{}
+		if len(a.GetNonce()) > 0 || a.GetTrust() == nil {
+			n.metrics.dropped[dropUnknown].Inc()
+		}
+		if !learnt {
+			return session.Event{}
+		}
+		return n.renewal(time.Now(), false)
 	}
 	n.keys.nonce = nil
-	if err := n.keep(a.GetCertificateChain()); err != nil {
+	var err error
+	if next := a.GetNewNkey(); next != "" {
+		err = n.keepUser(next)
+	} else {
+		err = n.keep(a.GetCertificateChain())
+	}
+	if err != nil {
 		n.log.LogAttrs(context.Background(), slog.LevelWarn, evNotRenewed, slog.Any(keyError, err))
 		return session.Event{}
 	}
@@ -179,7 +249,7 @@ func (n *Node) keep(chain [][]byte) error {
 	if len(chain) == 0 {
 		return errors.New("the authority refused: its log says why")
 	}
-	cert, err := n.keys.used.Certificate.Renewed(n.keys.used.CA, chain)
+	cert, err := n.keys.used.Certificate.Renewed(n.keys.newest.Trust, chain)
 	if err != nil {
 		return err
 	}
@@ -187,5 +257,47 @@ func (n *Node) keep(chain [][]byte) error {
 		return err
 	}
 	n.log.Info(evRenewed, slog.Time(keyUntil, cert.Leaf.NotAfter))
+	return nil
+}
+
+// learn takes what the authority says of the roots, whoever carried it, if a root that
+// is trusted already says so. From then on they measure what comes.
+func (n *Node) learn(b *iopv1.TrustBundle) bool {
+	if b == nil || n.deps.SaveTrust == nil {
+		return false
+	}
+	next, changed, err := n.keys.newest.Trust.Learn(b)
+	if err == nil && changed {
+		err = n.deps.SaveTrust(b)
+	}
+	switch {
+	case errors.Is(err, identity.ErrPastTrust):
+		return false // a late word
+	case err != nil:
+		if now := time.Now(); now.Sub(n.keys.refused) >= refusedPause {
+			n.keys.refused = now
+			n.log.Warn(evTrustRefused, slog.Any(keyError, err))
+		}
+		return false
+	case !changed:
+		return false
+	}
+	n.log.Info(evTrust, slog.Int(keyCount, len(next.Roots())), slog.String(keySigner, identity.RootOf(next.Signer())))
+	n.readKeys()
+	n.keys.newest.Trust, n.keys.used.Trust = next, next
+	return true
+}
+
+// keepUser makes the nkey that was registered the one that is read.
+func (n *Node) keepUser(public string) error {
+	next := n.keys.newest.NextUser
+	if next == nil || next.Public() != public {
+		return errors.New("another nkey was registered than was asked for")
+	}
+	if err := n.deps.SaveUser(); err != nil {
+		return err
+	}
+	n.keys.registered = true
+	n.log.Info(evUser, slog.String(keyNKey, public))
 	return nil
 }

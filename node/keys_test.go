@@ -75,7 +75,7 @@ func newKeysRig(t *testing.T, exchange func(context.Context, agent.Exchange, age
 	must(t, err)
 	r.edge.ca, r.edge.cert = ca, edge
 	id := r.node.deps.Identity
-	id.Certificate, id.CA = cert, ca.Pool()
+	id.Certificate, id.Trust = cert, ca.Trust()
 	r.node.deps.Identity = id
 	r.node.keys.use(id)
 	return r, withFiles(r)

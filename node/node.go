@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,8 +33,9 @@ var (
 type Identity struct {
 	Certificate *identity.Certificate
 	User        *identity.NKey // the connection's
+	NextUser    *identity.NKey // that is to follow it, once it is registered; nil: none
 	Curve       *identity.NKey // the recipient of credential leases
-	CA          *x509.CertPool // our own trust store (G3, L8)
+	Trust       identity.Trust // our own trust store (G3, L8)
 }
 
 // Deps are a Node's collaborators.
@@ -56,6 +56,10 @@ type Deps struct {
 	// Save keeps a certificate that the authority has signed anew, for the same key,
 	// where Reload reads it; nil: the authority is not asked.
 	Save func(*identity.Certificate) error
+	// SaveTrust keeps roots that were learnt from the authority, and SaveUser makes
+	// NextUser the User, where Reload reads them; nil: neither is ever learnt.
+	SaveTrust func(*iopv1.TrustBundle) error
+	SaveUser  func() error
 	// InstanceID is this process's own: 16 characters, wire.NewToken (B12).
 	InstanceID string
 	// Software says who we are, for people: "iop/1.4.0 linux/amd64".
@@ -99,7 +103,7 @@ func New(cfg configs.Node, deps Deps) (*Node, error) {
 	switch {
 	case deps.Dial == nil, deps.Adapters == nil:
 		return nil, errors.New("node: Dial and Adapters are needed")
-	case id.Certificate == nil, id.User == nil, id.Curve == nil, id.CA == nil:
+	case id.Certificate == nil, id.User == nil, id.Curve == nil, len(id.Trust.Roots()) == 0:
 		return nil, errors.New("node: certificate, nkey, curve key and CA are needed")
 	case deps.InstanceID == "":
 		return nil, errors.New("node: an instance id is needed")

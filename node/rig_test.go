@@ -132,7 +132,7 @@ func newRig(t testing.TB, o options) *rig {
 			r.mu.Unlock()
 			return r.provide(c)
 		},
-		Identity:   Identity{Certificate: cert(identity.RoleNode, testNode), User: user, Curve: curve, CA: ca.Pool()},
+		Identity:   Identity{Certificate: cert(identity.RoleNode, testNode), User: user, Curve: curve, Trust: ca.Trust()},
 		InstanceID: wire.NewToken(), Software: "iop/test",
 		Log: slog.New(slog.NewTextHandler(r.logs, &slog.HandlerOptions{Level: o.level})), Metrics: r.reg,
 	})

@@ -346,7 +346,7 @@ func TestAccept(t *testing.T) {
 	}
 	id := identity.ID{TrustDomain: "iop", Edge: "home", Role: identity.RoleNode, Name: "gpu1"}
 	good := answer(ca, id, m.request.CSR)
-	if c, err := good.Accept(tok, m.key); err != nil || c.ID() != id {
+	if c, _, err := good.Accept(tok, m.key); err != nil || c.ID() != id {
 		t.Fatalf("%v", err)
 	}
 	with := func(change func(a *Answer)) Answer {
@@ -375,7 +375,7 @@ func TestAccept(t *testing.T) {
 		"an issuer that is none":   with(func(a *Answer) { a.Issuers = []string{m.request.NKey} }),
 		"no certificate":           with(func(a *Answer) { a.Certificate = "" }),
 	} {
-		if _, err := a.Accept(tok, m.key); err == nil {
+		if _, _, err := a.Accept(tok, m.key); err == nil {
 			t.Errorf("%s: it is taken", name)
 		}
 	}

@@ -105,42 +105,63 @@ type Answer struct {
 }
 
 // Accept checks an answer against the token it was asked for with, and
-// returns the certificate for the machine's key: of the pinned CA, a node's, of
-// the name invited.
-func (a Answer) Accept(t Token, key *identity.Key) (*identity.Certificate, error) {
-	ca, err := identity.DecodeChain([]byte(a.CA))
-	if err != nil || len(ca) != 1 || identity.Fingerprint(ca[0]) != t.CA {
-		return nil, errors.New("the answer's CA is not the one of the invite line")
-	}
-	root, err := x509.ParseCertificate(ca[0])
+// returns the certificate for the machine's key: of the pinned CA, or one that it
+// vouches for, a node's, of the name invited; and the roots that the machine trusts.
+func (a Answer) Accept(t Token, key *identity.Key) (*identity.Certificate, identity.Trust, error) {
+	roots, err := a.roots(t)
 	if err != nil {
-		return nil, fmt.Errorf("the answer's CA: %w", err)
+		return nil, identity.Trust{}, err
 	}
-	pool := x509.NewCertPool()
-	pool.AddCert(root)
 	chain, err := identity.DecodeChain([]byte(a.Certificate))
 	if err != nil {
-		return nil, fmt.Errorf("the answer's certificate: %w", err)
+		return nil, identity.Trust{}, fmt.Errorf("the answer's certificate: %w", err)
 	}
-	id, _, err := identity.VerifyChain(pool, chain, identity.RoleNode, false)
+	id, _, err := identity.VerifyChain(roots.Pool(), chain, identity.RoleNode, false)
 	if err != nil {
-		return nil, fmt.Errorf("the answer's certificate: %w", err)
+		return nil, identity.Trust{}, fmt.Errorf("the answer's certificate: %w", err)
 	}
 	if want := (identity.ID{TrustDomain: a.TrustDomain, Edge: a.Edge, Role: identity.RoleNode, Name: t.Name}); id != want {
-		return nil, fmt.Errorf("the answer's certificate is of %s, want %s", id, want)
+		return nil, identity.Trust{}, fmt.Errorf("the answer's certificate is of %s, want %s", id, want)
 	}
 	if len(a.BrokerURLs) == 0 {
-		return nil, errors.New("the answer names no broker")
+		return nil, identity.Trust{}, errors.New("the answer names no broker")
 	}
 	for _, raw := range a.BrokerURLs {
 		if u, err := url.Parse(raw); err != nil || u.Scheme != "tls" || u.Hostname() == "" {
-			return nil, errors.New("the answer names a broker that is no tls://host:port")
+			return nil, identity.Trust{}, errors.New("the answer names a broker that is no tls://host:port")
 		}
 	}
 	if len(a.Issuers) == 0 || slices.ContainsFunc(a.Issuers, func(k string) bool { return !nkeys.IsValidPublicAccountKey(k) }) {
-		return nil, errors.New("the answer names no issuer, or one that is no public account nkey")
+		return nil, identity.Trust{}, errors.New("the answer names no issuer, or one that is no public account nkey")
 	}
-	return key.Certificate(chain)
+	cert, err := key.Certificate(chain)
+	return cert, roots, err
+}
+
+// roots are those that the line vouches for: the one it names and, while the CA is
+// exchanged, what that one has signed.
+func (a Answer) roots(t Token) (identity.Trust, error) {
+	all, err := identity.ParseTrust([]byte(a.CA))
+	if err != nil {
+		return identity.Trust{}, fmt.Errorf("the answer's CA: %w", err)
+	}
+	pinned, ok := all.Only(t.CA)
+	switch {
+	case !ok:
+		return identity.Trust{}, errors.New("the answer's CA is not the one of the invite line")
+	case all.Bundle() == nil && all.Exchanging():
+		return identity.Trust{}, errors.New("the answer has more CAs than the invite line vouches for")
+	case all.Bundle() == nil:
+		return pinned, nil
+	}
+	switch learnt, _, err := pinned.Learn(all.Bundle()); {
+	case errors.Is(err, identity.ErrPastTrust): // an older root is not needed
+		return pinned, nil
+	case err != nil:
+		return identity.Trust{}, fmt.Errorf("the answer's CA: %w", err)
+	default:
+		return learnt, nil
+	}
 }
 
 // Error is what an answer with a status of 400 or more holds.

@@ -23,13 +23,13 @@ func newBroker() *cobra.Command {
 		long: `Run a broker: an embedded NATS server with the session service beside it. Nodes and Edges dial it; it admits
 them by certificate and nkey, and numbers their sessions.
 
-SIGHUP reads its certificate and CA again; connections that stand are not touched. SIGTERM stops it gracefully,
-a second one at once.`,
+SIGHUP reads its certificate, the CA, the issuer's key and broker.members again; connections that stand are not touched.
+SIGTERM stops it gracefully, a second one at once.`,
 		has: func(f *configs.File) bool { return f.Broker != nil },
-		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
+		run: func(ctx context.Context, f *configs.File, again up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
 			hangup, stop := onHangup()
 			defer stop()
-			return up.RunBroker(ctx, *f.Broker, log, hangup, ready)
+			return up.RunBroker(ctx, *f.Broker, again, log, hangup, ready)
 		},
 	}
 	cmd := p.command()
@@ -45,7 +45,7 @@ func newService() *cobra.Command {
 		long: `Run the session service beside a nats-server that runs with what "iop broker config --stock" prints. It admits
 Nodes and Edges there, and numbers their sessions. SIGHUP reads its certificate and CA again.`,
 		has: func(f *configs.File) bool { return f.Service != nil },
-		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
+		run: func(ctx context.Context, f *configs.File, _ up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
 			hangup, stop := onHangup()
 			defer stop()
 			return up.RunService(ctx, *f.Service, log, hangup, ready)

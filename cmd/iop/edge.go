@@ -18,12 +18,12 @@ func newEdge() *cobra.Command {
 
 It starts without its broker and waits for it; /readyz on the admin listener says what it lacks. SIGTERM stops it
 gracefully: running answers may take stop_grace to end. A second one stops it at once. SIGHUP makes it read its own
-certificate again, which it does once a minute anyway.`,
+certificate, the CA, its nkey and edge.issuers again; certificate and CA it reads once a minute anyway.`,
 		has: func(f *configs.File) bool { return f.Edge != nil },
-		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
+		run: func(ctx context.Context, f *configs.File, again up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
 			hangup, stop := onHangup()
 			defer stop()
-			return up.RunEdge(ctx, *f.Edge, log, hangup, ready)
+			return up.RunEdge(ctx, *f.Edge, again, log, hangup, ready)
 		},
 	}.command()
 }

@@ -120,6 +120,7 @@ func TestInviteJoinRevoke(t *testing.T) {
 	if d := time.Since(before); d > time.Second+500*time.Millisecond { // the second of B8, and two commands
 		t.Errorf("closed after %v", d)
 	}
+	await(t, func() bool { _, listed := x.nodes(t)["gpu1"]; return !listed })
 }
 
 // Contract: B11 D1

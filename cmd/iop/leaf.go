@@ -19,7 +19,7 @@ the hub does, and keeps it to its one edge. It starts, and stays up, without the
 
 SIGHUP reads its certificate and CA again. SIGTERM stops it gracefully, a second one at once.`,
 		has: func(f *configs.File) bool { return f.Leaf != nil },
-		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
+		run: func(ctx context.Context, f *configs.File, _ up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
 			hangup, stop := onHangup()
 			defer stop()
 			return up.RunLeaf(ctx, *f.Leaf, log, hangup, ready)

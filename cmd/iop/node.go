@@ -22,7 +22,7 @@ reconnect.max_attempts dials in a row brought no session. SIGTERM stops it grace
 may take stop_grace to end. A second one stops it at once. SIGHUP makes it dial anew with the keys that its files hold
 then; what runs ends first.`,
 		has: func(f *configs.File) bool { return f.Node != nil },
-		run: func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error {
+		run: func(ctx context.Context, f *configs.File, _ up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
 			hangup, stop := onHangup()
 			defer stop()
 			return up.RunNode(ctx, *f.Node, log, hangup, ready)

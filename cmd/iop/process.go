@@ -20,7 +20,7 @@ type process struct {
 	long  string
 	// has reports whether the file has the section.
 	has func(*configs.File) bool
-	run func(ctx context.Context, f *configs.File, log *slog.Logger, ready func(up.ProcessInfo)) error
+	run func(ctx context.Context, f *configs.File, again up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error
 }
 
 func (p process) command() *cobra.Command {
@@ -40,7 +40,7 @@ func (p process) command() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.run(cmd.Context(), cfg, log.With(slog.String("role", p.role)), func(i up.ProcessInfo) {
+			return p.run(cmd.Context(), cfg, func() (*configs.File, error) { return p.load(file) }, log.With(slog.String("role", p.role)), func(i up.ProcessInfo) {
 				printProcess(cmd.OutOrStdout(), i, asJSON)
 			})
 		},

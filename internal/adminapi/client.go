@@ -63,6 +63,18 @@ func (c Client) Revoke(ctx context.Context, role, name string) error {
 	return c.do(ctx, http.MethodPost, "/api/v1/members/"+url.PathEscape(role)+"/"+url.PathEscape(name)+"/revoke", struct{}{}, nil)
 }
 
+// Keys asks who shows a certificate of which CA.
+func (c Client) Keys(ctx context.Context) (Keys, error) {
+	var out Keys
+	return out, c.get(ctx, "/api/v1/keys", &out)
+}
+
+// Exchange takes a step of an exchange of an iop up's own keys.
+func (c Client) Exchange(ctx context.Context, what, step string, in Step) (Stepped, error) {
+	var out Stepped
+	return out, c.do(ctx, http.MethodPost, "/api/v1/keys/"+url.PathEscape(what)+"/"+url.PathEscape(step), in, &out)
+}
+
 // Backup asks for what the authority knows, as the file it is kept in.
 func (c Client) Backup(ctx context.Context) ([]byte, error) {
 	return c.ask(ctx, http.MethodGet, "/api/v1/backup", nil, backupBound, maxBackup)

@@ -141,6 +141,46 @@ type Invited struct {
 	Warning string `json:"warning,omitempty"`
 }
 
+// Keys is GET /api/v1/keys: what to look at while the CA or the issuer is exchanged.
+type Keys struct {
+	Roots []Root `json:"roots"`
+	// Members are all that may come in.
+	Members []Shown `json:"members"`
+	// Issuer signs session tokens. PinnedIssuer is the one that the server was started
+	// with; where it is another, the process needs a restart.
+	Issuer       string `json:"issuer"`
+	PinnedIssuer string `json:"pinned_issuer"`
+}
+
+// Root is a CA that is trusted.
+type Root struct {
+	ID      string    `json:"id"` // of its key
+	Expires time.Time `json:"expires"`
+	Signs   bool      `json:"signs"` // certificates are signed by it now
+}
+
+// Shown is which CA signed the certificate that a member showed last.
+type Shown struct {
+	Edge string `json:"edge"`
+	Role string `json:"role"`
+	Name string `json:"name"`
+	// Root is the ID of one; empty: the member never came.
+	Root string `json:"root,omitempty"`
+	// Issuer is what a leaf has pinned, once it has said so.
+	Issuer string `json:"issuer,omitempty"`
+}
+
+// Step is the body of POST /api/v1/keys/{ca,issuer}/{begin,switch,finish}.
+type Step struct {
+	// Force finishes though members would be locked out.
+	Force bool `json:"force,omitempty"`
+}
+
+// Stepped is its answer.
+type Stepped struct {
+	Key string `json:"key,omitempty"` // the issuer's that signs, or is to: public
+}
+
 // Error is what an answer with a status of 400 or more holds.
 type Error struct {
 	Error struct {

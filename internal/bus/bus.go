@@ -72,3 +72,9 @@ type Conn interface {
 type Reconnecter interface {
 	Reconnected() <-chan struct{}
 }
+
+// Redialer is a Reconnecter that ends its connection when it is told to, and comes
+// back with the keys that there are then.
+type Redialer interface {
+	Redial()
+}

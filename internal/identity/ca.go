@@ -31,8 +31,9 @@ const backdate = time.Hour
 // CA signs the certificates of one trust domain. Only the authority holds one.
 type CA struct {
 	redacted
-	cert *x509.Certificate
-	key  func() *ecdsa.PrivateKey // sealed
+	cert    *x509.Certificate
+	key     func() *ecdsa.PrivateKey // sealed
+	crosses [][]byte                 // its key, certified by the CA before it
 }
 
 // NewCA makes a CA for trustDomain that is good for ttl. Its certificate carries
@@ -44,21 +45,25 @@ func NewCA(trustDomain string, ttl time.Duration) (*CA, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("new CA: lifetime %s is not positive", ttl)
 	}
+	now := time.Now()
+	return newCA([]string{trustDomain}, "iop CA "+trustDomain, now.Add(-backdate), now.Add(ttl))
+}
+
+func newCA(domains []string, name string, begin, end time.Time) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("new CA: %w", err)
 	}
-	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:                newSerial(),
-		Subject:                     pkix.Name{CommonName: "iop CA " + trustDomain},
-		NotBefore:                   now.Add(-backdate),
-		NotAfter:                    now.Add(ttl),
+		Subject:                     pkix.Name{CommonName: name},
+		NotBefore:                   begin,
+		NotAfter:                    end,
 		KeyUsage:                    x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		BasicConstraintsValid:       true,
 		IsCA:                        true,
-		MaxPathLenZero:              true,
-		PermittedURIDomains:         []string{trustDomain},
+		MaxPathLen:                  1, // room for its successor, which it certifies
+		PermittedURIDomains:         domains,
 		PermittedDNSDomainsCritical: true, // the whole extension is critical
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -72,22 +77,22 @@ func NewCA(trustDomain string, ttl time.Duration) (*CA, error) {
 	return &CA{cert: cert, key: seal(key)}, nil
 }
 
+// loadCA reads a CA: of the certificates in certFile it is the one whose key is in
+// keyFile.
 func loadCA(certFile, keyFile string) (*CA, error) {
-	certs, err := loadCertificates(certFile)
+	t, err := LoadTrust(certFile)
 	if err != nil {
-		return nil, fileError("CA certificate", certFile, err)
-	}
-	if len(certs) != 1 || !isCA(certs[0]) {
-		return nil, fileError("CA certificate", certFile, errors.New("want one CA certificate and no other"))
+		return nil, err
 	}
 	key, err := loadKey(keyFile)
 	if err != nil {
 		return nil, fileError("CA key", keyFile, err)
 	}
-	if !key.PublicKey.Equal(certs[0].PublicKey) {
-		return nil, fileError("CA key", keyFile, fmt.Errorf("it is not the key of the certificate in %s", certFile))
+	ca, err := t.ca(key)
+	if err != nil {
+		return nil, fileError("CA key", keyFile, fmt.Errorf("%w in %s", err, certFile))
 	}
-	return &CA{cert: certs[0], key: seal(key)}, nil
+	return ca, nil
 }
 
 // Save writes ca.pem and ca.key into dir, which it makes if need be.
@@ -95,12 +100,8 @@ func (ca *CA) Save(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save CA: %w", err)
 	}
-	key, err := encodeKey(ca.key())
-	if err != nil {
-		return fmt.Errorf("save CA: %w", err)
-	}
-	if err := writeFile(filepath.Join(dir, caKeyFile), key, 0o600); err != nil {
-		return fmt.Errorf("save CA key: %w", err)
+	if err := ca.saveKey(filepath.Join(dir, caKeyFile)); err != nil {
+		return err
 	}
 	if err := writeFile(filepath.Join(dir, caCertFile), ca.PEM(), 0o644); err != nil {
 		return fmt.Errorf("save CA certificate: %w", err)
@@ -128,7 +129,7 @@ func (ca *CA) Issue(id ID, hosts []string, ttl time.Duration) (*Certificate, err
 	if err != nil {
 		return nil, err
 	}
-	return NewCertificate([][]byte{der}, key)
+	return NewCertificate(ca.Chain(der), key)
 }
 
 // Sign signs a certificate for a key that stays with its owner and returns it in
@@ -212,16 +213,9 @@ func isCA(c *x509.Certificate) bool { return c.BasicConstraintsValid && c.IsCA }
 
 // LoadPool reads the CA certificates of a trust store.
 func LoadPool(caFile string) (*x509.CertPool, error) {
-	certs, err := loadCertificates(caFile)
+	t, err := LoadTrust(caFile)
 	if err != nil {
-		return nil, fileError("CA certificates", caFile, err)
+		return nil, err
 	}
-	pool := x509.NewCertPool()
-	for i, c := range certs {
-		if !isCA(c) {
-			return nil, fileError("CA certificates", caFile, fmt.Errorf("certificate %d is not of a CA", i+1))
-		}
-		pool.AddCert(c)
-	}
-	return pool, nil
+	return t.Pool(), nil
 }

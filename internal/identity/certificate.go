@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 )
 
 // maxChain bounds the certificates a peer may show.
@@ -66,19 +68,25 @@ func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
 	if _, err := leafID(certs[0]); err != nil {
 		return nil, fileError("certificate", certFile, err)
 	}
-	key, err := loadKey(keyFile)
-	if err != nil {
-		return nil, fileError("key", keyFile, err)
-	}
 	chain := make([][]byte, len(certs))
 	for i, c := range certs {
 		chain[i] = c.Raw
 	}
-	cert, err := NewCertificate(chain, key)
+	key, err := loadKey(keyFile)
 	if err != nil {
-		return nil, fileError("key", keyFile, fmt.Errorf("%w in %s", err, certFile))
+		err = fileError("key", keyFile, err)
+	} else if cert, mismatch := NewCertificate(chain, key); mismatch == nil {
+		return cert, nil
+	} else {
+		err = fileError("key", keyFile, fmt.Errorf("%w in %s", mismatch, certFile))
 	}
-	return cert, nil
+	// A new pair is written as Save does it: where that was cut off, the key is here.
+	if key, next := loadKey(keyFile + nextSuffix); next == nil {
+		if cert, mismatch := NewCertificate(chain, key); mismatch == nil {
+			return cert, nil
+		}
+	}
+	return nil, err
 }
 
 func loadCertificates(file string) ([]*x509.Certificate, error) {
@@ -98,21 +106,59 @@ func loadKey(file string) (*ecdsa.PrivateKey, error) {
 	return decodeKey(data)
 }
 
-// Save writes the chain and, mode 0600, the key. The key comes first: a crash in
-// between leaves a pair that does not match, which LoadCertificate tells.
+// nextSuffix is that of a key whose certificate is not in its place yet.
+const nextSuffix = ".next"
+
+// Save writes the chain and, mode 0600, the key. It may be cut off anywhere: the key
+// waits beside the one it follows until its certificate is there, and LoadCertificate
+// finds it.
 func (c *Certificate) Save(certFile, keyFile string) error {
-	key, err := encodeKey(c.key.key())
-	if err != nil {
-		return fileError("save key", keyFile, err)
-	}
-	defer clear(key)
-	if err := writeFile(keyFile, key, 0o600); err != nil {
-		return fileError("save key", keyFile, err)
-	}
-	if err := writeFile(certFile, encodeCertificates(c.Chain), 0o644); err != nil {
-		return fileError("save certificate", certFile, err)
+	for _, step := range c.saving(certFile, keyFile) {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// saving are the steps of Save; after each of them there is a pair, if there was one.
+func (c *Certificate) saving(certFile, keyFile string) []func() error {
+	return []func() error{
+		func() error { return SettleKey(certFile, keyFile) }, // or the next step would overwrite the key that serves
+		func() error {
+			key, err := encodeKey(c.key.key())
+			if err != nil {
+				return fileError("save key", keyFile, err)
+			}
+			defer clear(key)
+			if err := writeFile(keyFile+nextSuffix, key, 0o600); err != nil {
+				return fileError("save key", keyFile, err)
+			}
+			return nil
+		},
+		func() error { return c.SaveChain(certFile) },
+		func() error { return moveKey(keyFile) },
+	}
+}
+
+// SettleKey puts the key of the certificate into its place, where a Save was cut off.
+func SettleKey(certFile, keyFile string) error {
+	next, err := loadKey(keyFile + nextSuffix)
+	if err != nil {
+		return nil //nolint:nilerr // there is none, or it is no key: nothing to settle
+	}
+	certs, err := loadCertificates(certFile)
+	if err != nil || !next.PublicKey.Equal(certs[0].PublicKey) {
+		return nil //nolint:nilerr // its certificate was never written: the next Save replaces it
+	}
+	return moveKey(keyFile)
+}
+
+func moveKey(keyFile string) error {
+	if err := os.Rename(keyFile+nextSuffix, keyFile); err != nil {
+		return fileError("save key", keyFile, err)
+	}
+	return syncDir(filepath.Dir(keyFile))
 }
 
 // TLS is the certificate for crypto/tls.

@@ -11,6 +11,13 @@
 //	I4  A key file is written whole, mode 0600, or not at all; reading one that is
 //	    half-written, world-readable or not the pair of its certificate is an
 //	    error that names the file and says what is wrong.
+//	    A new pair of certificate and key may be cut off anywhere while it is written.
 //	I5  No secret is printed: seeds and private keys live in types that format as
 //	    "[redacted]".
+//	I6  What is learnt of the roots, over whatever way, is signed by a root that is
+//	    trusted already and stays so; no root comes in that is not newer than all of
+//	    them, so nothing of the past comes back (Trust).
+//
+// A CA is exchanged in three steps (BeginCA, SwitchCA, FinishCA); in between both roots
+// are trusted, and the chains of the new one hold a certificate of the old one for it.
 package identity

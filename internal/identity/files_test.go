@@ -219,7 +219,7 @@ func TestI4LoadCARefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), encodeCertificates(w.node.Chain), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, load(), "want one CA")
+	refused(t, load(), "is not of a CA")
 	_, err := LoadPool(filepath.Join(dir, "ca.pem"))
 	refused(t, err, "not of a CA")
 	if err := os.Remove(filepath.Join(dir, "ca.key")); err != nil {

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"crypto/x509"
 	"path/filepath"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestSaveChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	signed := try(ca.Renew(cert, nil, 50*time.Hour))(t)
-	renewed := try(cert.Renewed(ca.Pool(), signed.Chain))(t)
+	renewed := try(cert.Renewed(Trust{roots: []*x509.Certificate{ca.cert}}, signed.Chain))(t)
 	if renewed.SameAs(cert) || !renewed.SameAs(signed) {
 		t.Error("which is which?")
 	}
@@ -100,5 +101,45 @@ func try[T any](v T, err error) func(testing.TB) T {
 			t.Fatal(err)
 		}
 		return v
+	}
+}
+
+// A new nkey is registered on the proof of the certificate, of the nkey there is, and
+// of the new one; each of them alone is missed, and a renewal is none.
+//
+// Contract: B8 G3
+func TestNewNKeyProof(t *testing.T) {
+	ca := try(NewCA("iop", time.Hour))(t)
+	cert := try(ca.Issue(ID{TrustDomain: "iop", Edge: "edge1", Role: RoleNode, Name: "n1"}, nil, time.Minute))(t)
+	key, next, other := try(NewUserKey())(t), try(NewUserKey())(t), try(NewUserKey())(t)
+	nonce := NewNonce()
+	verify := func(r *iopv1.RenewRequest) error {
+		_, _, err := VerifyRenew(ca.Pool(), key.Public(), "edge1", "n1", 7, r)
+		return err
+	}
+	request := func() *iopv1.RenewRequest { return try(SignNewNKey(cert, key, next, "edge1", "n1", 7, nonce))(t) }
+	if err := verify(request()); err != nil {
+		t.Fatal(err)
+	}
+	renew := try(SignRenew(cert, key, "edge1", "n1", 7, nonce))(t)
+	for name, change := range map[string]func(r *iopv1.RenewRequest){
+		"another new one": func(r *iopv1.RenewRequest) { r.NewNkey = other.Public() },
+		"a renewal's signatures": func(r *iopv1.RenewRequest) {
+			r.CertificateSignature, r.NkeySignature = renew.CertificateSignature, renew.NkeySignature
+		},
+		"taken for a renewal":             func(r *iopv1.RenewRequest) { r.NewNkey = "" },
+		"the certificate's of a renewal":  func(r *iopv1.RenewRequest) { r.CertificateSignature = renew.CertificateSignature },
+		"the nkey's of a renewal":         func(r *iopv1.RenewRequest) { r.NkeySignature = renew.NkeySignature },
+		"no proof of the new one":         func(r *iopv1.RenewRequest) { r.NewNkeySignature = nil },
+		"the old one's proof for the new": func(r *iopv1.RenewRequest) { r.NewNkeySignature = r.NkeySignature },
+		"an issuer's key":                 func(r *iopv1.RenewRequest) { r.NewNkey = try(NewAccountKey())(t).Public() },
+	} {
+		r := request()
+		if change(r); verify(r) == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+	if _, err := SignNewNKey(cert, key, try(NewCurveKey())(t), "edge1", "n1", 7, nonce); err == nil {
+		t.Error("a curve key is asked for")
 	}
 }

@@ -113,7 +113,7 @@ func (ca *CA) Renew(c *Certificate, hosts []string, ttl time.Duration) (*Certifi
 	if err != nil {
 		return nil, err
 	}
-	return NewCertificate([][]byte{der}, c.key.key())
+	return NewCertificate(ca.Chain(der), c.key.key())
 }
 
 // EncodeChain writes a chain, DER and leaf first, as PEM.

@@ -95,7 +95,11 @@ func Config(o Options) (*configs.File, error) {
 	}
 	def(&edge.Broker.NKey, f.NKey("edge"))
 	if len(edge.Issuers) == 0 {
-		edge.Issuers = []string{public["issuer"]}
+		issuers, err := issuersIn(f.path("keys")) // two, while it is exchanged
+		if err != nil {
+			return nil, err
+		}
+		edge.Issuers = issuers
 	}
 	if !edge.AdminToken.Set() {
 		edge.AdminToken.File = f.AdminToken()

@@ -32,20 +32,21 @@ const (
 
 // remote is how one process of its own reaches the broker.
 type remote struct {
-	cert *identity.Certificate
-	pool *x509.CertPool
-	user *identity.NKey
-	urls []string
+	cert  *identity.Certificate
+	trust identity.Trust
+	user  *identity.NKey
+	urls  []string
 
 	files configs.TLS
+	nkey  string // the file
 }
 
 func loadRemote(r configs.Remote) (out remote, err error) {
-	out.urls, out.files = r.URLs, r.TLS
+	out.urls, out.files, out.nkey = r.URLs, r.TLS, r.NKey
 	if out.cert, err = identity.LoadCertificate(r.TLS.Certificate, r.TLS.Key); err != nil {
 		return out, err
 	}
-	if out.pool, err = identity.LoadPool(r.TLS.CA); err != nil {
+	if out.trust, err = identity.LoadTrust(r.TLS.CA); err != nil {
 		return out, err
 	}
 	out.user, err = identity.LoadNKey(r.NKey)
@@ -56,14 +57,14 @@ func loadRemote(r configs.Remote) (out remote, err error) {
 func (r remote) options(name string) natsbus.Options {
 	return natsbus.Options{
 		URLs: r.urls, Name: name,
-		TLS:        &tls.Config{Certificates: []tls.Certificate{r.cert.TLS()}, RootCAs: r.pool, MinVersion: tls.VersionTLS13},
+		TLS:        &tls.Config{Certificates: []tls.Certificate{r.cert.TLS()}, RootCAs: r.trust.Pool(), MinVersion: tls.VersionTLS13},
 		NKeyPublic: r.user.Public(), Sign: r.user.Sign, Timeout: 10 * time.Second,
 	}
 }
 
 // NewEdge makes an Edge in a process of its own: it dials the broker by mTLS and
-// is admitted like everybody else (B2).
-func NewEdge(cfg configs.Edge, log *slog.Logger, metrics *prometheus.Registry) (*edge.Edge, error) {
+// is admitted like everybody else (B2). issuers reads those it believes again; nil: never.
+func NewEdge(cfg configs.Edge, issuers func() ([]string, error), log *slog.Logger, metrics *prometheus.Registry) (*edge.Edge, error) {
 	r, err := loadRemote(cfg.Broker)
 	if err != nil {
 		return nil, err
@@ -89,7 +90,7 @@ func NewEdge(cfg configs.Edge, log *slog.Logger, metrics *prometheus.Registry) (
 			wait = min(2*wait, edgeWaitLast)
 		}
 	}
-	return edge.New(cfg, edge.Deps{Dial: dial, Log: log, Metrics: metrics})
+	return edge.New(cfg, edge.Deps{Dial: dial, Issuers: issuers, Log: log, Metrics: metrics})
 }
 
 // dialEdge makes one attempt. An Edge that is refused can be told why in the
@@ -98,6 +99,19 @@ func (r remote) dialEdge(ctx context.Context, name, instance string, onError fun
 	o := r.options(instance + wire.NewToken())
 	o.Inbox, o.Reconnect, o.OnError = subjects.EdgeInbox(name), true, onError
 	o.TLS.Certificates, o.TLS.GetClientCertificate = nil, r.current
+	o.Roots = func() *x509.CertPool {
+		if t, err := identity.LoadTrust(r.files.CA); err == nil {
+			return t.Pool()
+		}
+		return r.trust.Pool()
+	}
+	o.Keys = func() (string, func([]byte) ([]byte, error)) {
+		user, err := identity.LoadNKey(r.nkey)
+		if err != nil {
+			user = r.user
+		}
+		return user.Public(), user.Sign
+	}
 	c, err := natsbus.Dial(ctx, o)
 	if err != nil {
 		refusal := natsbus.Classify(err)

@@ -396,7 +396,11 @@ func (p *plan) makeFolder(folder string, id identity.ID, hosts []string) error {
 	}
 	id.TrustDomain = identity.DefaultTrustDomain
 	if file := p.at(folder, "ca.pem"); !present(file) {
-		if err := identity.WriteKeyFile(file, p.ca.PEM()); err != nil {
+		roots, err := identity.LoadTrust(p.at("authority", "ca.pem")) // two, while the CA is exchanged
+		if err != nil {
+			return err
+		}
+		if err := identity.WriteKeyFile(file, roots.PEM()); err != nil {
 			return err
 		}
 	}

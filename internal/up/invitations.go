@@ -31,23 +31,31 @@ type authority interface {
 	CancelInvitation(ctx context.Context, name string) error
 	Revoke(ctx context.Context, edge, role, name string) error
 	Backup(ctx context.Context, w io.Writer) error
+	Keys(ctx context.Context) (broker.Keys, error)
 }
+
+// exchanger takes a step of an exchange of a process's own keys; nil: they are files of
+// another host.
+type exchanger func(ctx context.Context, what, step string, force bool) (key string, err error)
 
 // authorityPaths are the paths of the admin API that the broker answers, of the
 // members of edge. own is this very process's node, if it has one.
-func authorityPaths(b authority, edge, own string) map[string]http.Handler {
-	a := authorityAPI{b, edge, own}
+func authorityPaths(b authority, edge, own string, exchange exchanger) map[string]http.Handler {
+	a := authorityAPI{b, edge, own, exchange}
 	return map[string]http.Handler{
 		"/api/v1/invitations":                  http.HandlerFunc(a.invitations),
 		"/api/v1/invitations/{name}":           http.HandlerFunc(a.invitation),
 		"/api/v1/members/{role}/{name}/revoke": http.HandlerFunc(a.revoke),
 		"/api/v1/backup":                       http.HandlerFunc(a.backup),
+		"/api/v1/keys":                         http.HandlerFunc(a.keys),
+		"/api/v1/keys/{what}/{step}":           http.HandlerFunc(a.step),
 	}
 }
 
 type authorityAPI struct {
 	b         authority
 	edge, own string
+	exchange  exchanger
 }
 
 func (a authorityAPI) invitations(w http.ResponseWriter, r *http.Request) {
@@ -160,6 +168,57 @@ func (a authorityAPI) backup(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set("Content-Length", strconv.Itoa(file.Len()))
 	_, _ = file.WriteTo(w) // who has left asks again
+}
+
+// keys tells who shows a certificate of which CA, and which issuer signs.
+func (a authorityAPI) keys(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		notAllowed(w, "GET, HEAD")
+		return
+	}
+	k, err := a.b.Keys(r.Context())
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	out := adminapi.Keys{Roots: []adminapi.Root{}, Members: []adminapi.Shown{}, Issuer: k.Issuer, PinnedIssuer: k.Pinned}
+	for _, root := range k.Roots {
+		out.Roots = append(out.Roots, adminapi.Root(root))
+	}
+	for _, m := range k.Members {
+		out.Members = append(out.Members, adminapi.Shown(m))
+	}
+	admin.Write(w, http.StatusOK, out)
+}
+
+// step takes a step of an exchange.
+func (a authorityAPI) step(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		notAllowed(w, "POST")
+		return
+	}
+	var in adminapi.Step
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInvite))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&in); err != nil || d.Decode(&struct{}{}) != io.EOF {
+		admin.Refuse(w, http.StatusBadRequest, "invalid_request", `want {}, or {"force":true}`)
+		return
+	}
+	what, step := r.PathValue("what"), r.PathValue("step")
+	if err := CheckExchange(what, step); err != nil {
+		admin.Refuse(w, http.StatusBadRequest, "invalid_request", err.Error())
+		return
+	}
+	if a.exchange == nil {
+		admin.Refuse(w, http.StatusConflict, "not_here", "the keys of this fabric are files of its authority: take the step there (iop rotate "+what+" "+step+" --out DIR)")
+		return
+	}
+	key, err := a.exchange(r.Context(), what, step, in.Force)
+	if err != nil {
+		admin.Refuse(w, http.StatusConflict, "not_exchanged", err.Error())
+		return
+	}
+	admin.Write(w, http.StatusOK, adminapi.Stepped{Key: key})
 }
 
 func goodName(w http.ResponseWriter, name string) bool {

@@ -119,11 +119,11 @@ func (j Join) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cert, err := answer.Accept(token, key)
+	cert, roots, err := answer.Accept(token, key)
 	if err != nil {
 		return fmt.Errorf("%s: %w", address, err)
 	}
-	return j.finish(token, answer, cert)
+	return j.finish(token, answer, cert, roots)
 }
 
 // invitation tells this line from another one.
@@ -182,11 +182,11 @@ func ensureRequestKey(file string) (*identity.Key, error) {
 }
 
 // finish writes what was answered; node.yaml comes last, and says that it is whole.
-func (j Join) finish(t enrol.Token, a enrol.Answer, cert *identity.Certificate) error {
+func (j Join) finish(t enrol.Token, a enrol.Answer, cert *identity.Certificate, roots identity.Trust) error {
 	if err := cert.Save(j.path("cert.pem"), j.path("cert.key")); err != nil {
 		return err
 	}
-	if err := identity.WriteKeyFile(j.path("ca.pem"), []byte(a.CA)); err != nil {
+	if err := identity.WriteKeyFile(j.path("ca.pem"), roots.PEM()); err != nil {
 		return err
 	}
 	record, err := json.MarshalIndent(joined{

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"reflect"
+	"strings"
 	"syscall"
 	"time"
 
@@ -48,11 +50,24 @@ type server interface {
 	Reload() error  // certificates, for new connections (B8)
 }
 
-// RunBroker runs a broker until ctx ends. A hangup makes it read its certificates
-// again; nil: never.
-func RunBroker(ctx context.Context, cfg configs.Broker, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+// Again reads the process's configuration anew.
+type Again func() (*configs.File, error)
+
+// RunBroker runs a broker until ctx ends. A hangup makes it read its keys, and of again
+// its members; nil: never.
+func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
-	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
+	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now, Members: func() ([]configs.Member, error) {
+		f, err := again()
+		if err != nil {
+			return nil, err
+		}
+		if f.Broker == nil {
+			return nil, errors.New("the configuration has no section broker any more")
+		}
+		tellRestart(log, cfg, *f.Broker, "members")
+		return f.Broker.Members, nil
+	}})
 	if err != nil {
 		return err
 	}
@@ -99,7 +114,7 @@ func brokerAPI(cfg configs.Broker, b *broker.Broker) (http.Handler, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	host, _, _ := net.SplitHostPort(cfg.AdminListen) // it was validated
-	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "")), nil
+	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "", nil)), nil
 }
 
 // edgeOf is the edge whose members an operator of this broker means: the one that
@@ -149,13 +164,43 @@ func runServer(ctx context.Context, s server, at listener, metrics *prometheus.R
 	})
 }
 
+// EventNeedsRestart: what SIGHUP has read differs from what serves in more than can
+// change while it runs; it goes on as it was started.
+const EventNeedsRestart = "process.needs_restart"
+
+// tellRestart says which settings of a section are others than those that serve (B1);
+// but is the one that changes in place.
+func tellRestart[T any](log *slog.Logger, serves, read T, but string) {
+	var names []string
+	a, b := reflect.ValueOf(serves), reflect.ValueOf(read)
+	for i := range a.NumField() {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
+		if name != but && !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 0 {
+		log.LogAttrs(context.Background(), slog.LevelWarn, EventNeedsRestart, slog.Any("settings", names))
+	}
+}
+
 // EventReloadFailed: what was to be read anew is not good; what served goes on.
 const EventReloadFailed = "process.reload_failed"
 
 // RunEdge runs an Edge until ctx ends, however long the broker takes to appear. A hangup
-// makes it read its certificate towards the broker again; nil: it does by itself.
-func RunEdge(ctx context.Context, cfg configs.Edge, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
-	e, err := NewEdge(cfg, log, NewMetrics())
+// makes it read its keys towards the broker, and of again the issuers; nil: never.
+func RunEdge(ctx context.Context, cfg configs.Edge, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+	e, err := NewEdge(cfg, func() ([]string, error) {
+		f, err := again()
+		if err != nil {
+			return nil, err
+		}
+		if f.Edge == nil {
+			return nil, errors.New("the configuration has no section edge any more")
+		}
+		tellRestart(log, cfg, *f.Edge, "issuers")
+		return f.Edge.Issuers, nil
+	}, log, NewMetrics())
 	if err != nil {
 		return err
 	}

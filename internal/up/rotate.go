@@ -22,12 +22,17 @@ type Rotation struct {
 	Name string // of a node, a leaf, or a broker's folder
 	// NewKey makes a new key, too: what has the old one cannot be used with it.
 	NewKey bool
+	// NKey makes a new nkey, and leaves certificate and key as they are.
+	NKey bool
 }
 
 // Rotated says what was done.
 type Rotated struct {
-	Certificate *identity.Certificate
-	Files       []string // that its host must get
+	Certificate *identity.Certificate // as it is now
+	Files       []string              // that its host must get
+	// Member is the line of the new nkey, for broker.members, and Replaces the public
+	// nkey of the line that goes in the end.
+	Member, Replaces string
 }
 
 // folder is the member's, within Out.
@@ -71,6 +76,9 @@ func (r Rotation) Run() (done Rotated, err error) {
 	if err != nil {
 		return done, err
 	}
+	if err := identity.SettleKey(files.Certificate, files.Key); err != nil { // of a --key that was cut off
+		return done, err
+	}
 	old, err := identity.LoadCertificate(files.Certificate, files.Key)
 	if err != nil {
 		return done, err
@@ -81,6 +89,9 @@ func (r Rotation) Run() (done Rotated, err error) {
 	owner, err := os.Stat(files.Certificate)
 	if err != nil {
 		return done, err
+	}
+	if r.NKey {
+		return r.nkey(old, filepath.Join(r.Out, name, "user.nk"))
 	}
 	if done.Certificate, err = renewFiles(ca, old, files, r.NewKey); err != nil {
 		return done, err
@@ -95,6 +106,45 @@ func (r Rotation) Run() (done Rotated, err error) {
 		}
 	}
 	return done, nil
+}
+
+// nkey makes another nkey for the member. The old public one is kept in the answer: both
+// are to be registered until the member has taken the new one.
+func (r Rotation) nkey(cert *identity.Certificate, file string) (done Rotated, err error) {
+	if r.Role == identity.RoleBroker {
+		return done, errors.New("a broker has no nkey of its own: its four are those of the authority")
+	}
+	old, err := identity.LoadNKey(file)
+	if err != nil {
+		return done, err
+	}
+	next, err := identity.NewUserKey()
+	if err != nil {
+		return done, err
+	}
+	owner, err := os.Stat(file)
+	if err != nil {
+		return done, err
+	}
+	if err := errors.Join(next.Save(file), keepOwner(file, owner)); err != nil {
+		return done, err
+	}
+	id := cert.ID()
+	p := plan{Hosts: Hosts{Edge: id.Edge}}
+	return Rotated{
+		Certificate: cert, Files: []string{file}, Replaces: old.Public(),
+		Member: p.memberText(member{role: id.Role, name: id.Name, nkey: next.Public()}),
+	}, nil
+}
+
+// NextNKey makes the nkey that is to follow that of a Node which has joined. It never
+// leaves the machine: the Node registers it over its session.
+func NextNKey(node configs.Node) (public string, err error) {
+	k, err := ensureNKey(nextNKey(node.Broker.NKey), identity.NewUserKey)
+	if err != nil {
+		return "", err
+	}
+	return k.Public(), nil
 }
 
 // renewFiles signs a certificate anew and puts it where it was read from. Under the
@@ -132,19 +182,8 @@ const (
 // renewOwn signs those of an `iop up`'s own certificates anew that are in the last third
 // of their lives: it holds the CA's key. One that is the operator's own is let be.
 func renewOwn(f Folder, cfg *configs.File, now time.Time) (renewed []*identity.Certificate, err error) {
-	for _, own := range []struct {
-		files configs.TLS
-		role  identity.Role
-		name  string
-	}{
-		{cfg.Broker.TLS, identity.RoleBroker, "broker"},
-		{cfg.Edge.Broker.TLS, identity.RoleEdge, cfg.Edge.Name},
-		{cfg.Node.Broker.TLS, identity.RoleNode, cfg.Node.Name},
-	} {
-		if own.files.Certificate != f.Certificate(own.role, own.name) || own.files.Key != f.key(own.role, own.name) {
-			continue
-		}
-		old, err := identity.LoadCertificate(own.files.Certificate, own.files.Key)
+	for _, own := range ownFiles(f, cfg) {
+		old, err := identity.LoadCertificate(own.Certificate, own.Key)
 		if err != nil {
 			return renewed, err
 		}
@@ -158,13 +197,31 @@ func renewOwn(f Folder, cfg *configs.File, now time.Time) (renewed []*identity.C
 		if ca.Until().Sub(old.Leaf.NotAfter) < worthwhile {
 			continue
 		}
-		c, err := renewFiles(ca, old, own.files, false)
+		c, err := renewFiles(ca, old, own, false)
 		if err != nil {
 			return renewed, err
 		}
 		renewed = append(renewed, c)
 	}
 	return renewed, nil
+}
+
+// ownFiles are the certificates of an iop up that its folder holds.
+func ownFiles(f Folder, cfg *configs.File) (out []configs.TLS) {
+	for _, own := range []struct {
+		files configs.TLS
+		role  identity.Role
+		name  string
+	}{
+		{cfg.Broker.TLS, identity.RoleBroker, "broker"},
+		{cfg.Edge.Broker.TLS, identity.RoleEdge, cfg.Edge.Name},
+		{cfg.Node.Broker.TLS, identity.RoleNode, cfg.Node.Name},
+	} {
+		if own.files.Certificate == f.Certificate(own.role, own.name) && own.files.Key == f.key(own.role, own.name) {
+			out = append(out, own.files)
+		}
+	}
+	return out
 }
 
 // renewOwn does that, and has the broker take its own: Edge and Node see to theirs.

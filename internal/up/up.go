@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -81,7 +82,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 	if _, err := renewOwn(o.Folder, cfg, time.Now()); err != nil { // what has expired would not start
 		return err
 	}
-	fabric, err := Build(cfg, log)
+	fabric, err := build(cfg, o.Folder, log)
 	if err != nil {
 		return err
 	}
@@ -136,19 +137,24 @@ type Fabric struct {
 	Node    *node.Node
 	Metrics *prometheus.Registry
 
-	cfg *configs.File
-	log *slog.Logger
+	cfg        *configs.File
+	log        *slog.Logger
+	exchanging sync.Mutex // one step of an exchange at a time
 }
 
 // Build makes the parts; nothing listens yet.
-func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) {
+func Build(cfg *configs.File, log *slog.Logger) (*Fabric, error) { return build(cfg, "", log) }
+
+// build is Build of a data folder, whose keys can be exchanged.
+func build(cfg *configs.File, folder Folder, log *slog.Logger) (*Fabric, error) {
 	f := &Fabric{cfg: cfg, log: log, Metrics: NewMetrics()}
 	var err error
 	if f.Broker, err = broker.New(*cfg.Broker, broker.Deps{Log: log.With(slog.String("role", "broker")), Metrics: f.Metrics, Now: time.Now}); err != nil {
 		return nil, err
 	}
 	if f.Edge, err = edge.New(*cfg.Edge, edge.Deps{
-		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name, cfg.Node.Name),
+		Dial: f.dialEdge, Log: log.With(slog.String("role", "edge")), Metrics: f.Metrics, Admin: authorityPaths(f.Broker, cfg.Edge.Name, cfg.Node.Name, f.exchanger(folder)),
+		Issuers: f.issuers(folder),
 	}); err != nil {
 		return nil, err
 	}
@@ -267,7 +273,11 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 	dial := func(ctx context.Context) (bus.Conn, error) {
 		o := r.options(instance + wire.NewToken())
 		o.URLs, o.Inbox = urls(), subjects.NodeInbox(cfg.Edge, cfg.Name, o.Name)
-		return natsbus.Dial(ctx, o)
+		conn, err := natsbus.Dial(ctx, o)
+		if err != nil { // in words, with what to do about it
+			return nil, fmt.Errorf("%s: %w", natsbus.Classify(err).Sentence, err)
+		}
+		return conn, nil
 	}
 	return node.New(cfg, node.Deps{
 		Dial: dial, Adapters: NewAdapter, InstanceID: instance, Software: software(), Identity: id,
@@ -278,9 +288,28 @@ func NewNode(cfg configs.Node, urls func() []string, log *slog.Logger, metrics p
 			}
 			return id, err
 		},
-		Save: func(c *identity.Certificate) error { return saveRenewed(cfg.Broker.TLS, c) },
-		Log:  log, Metrics: metrics,
+		Save:      func(c *identity.Certificate) error { return saveRenewed(cfg.Broker.TLS, c) },
+		SaveTrust: func(b *iopv1.TrustBundle) error { return learnTrust(cfg.Broker.TLS.CA, b) },
+		SaveUser:  func() error { return os.Rename(nextNKey(cfg.Broker.NKey), cfg.Broker.NKey) },
+		Log:       log, Metrics: metrics,
 	})
+}
+
+// nextNKey is the file of the nkey that is to follow the one in file.
+func nextNKey(file string) string { return file + ".next" }
+
+// learnTrust writes what a bundle says into a CA file, measured by what stands there:
+// in an iop up it is the authority's own.
+func learnTrust(file string, b *iopv1.TrustBundle) error {
+	t, err := identity.LoadTrust(file)
+	if err != nil {
+		return err
+	}
+	next, changed, err := t.Learn(b)
+	if err != nil || !changed {
+		return err
+	}
+	return next.Save(file)
 }
 
 // loadNode reads what a node daemon dials and proves itself with.
@@ -295,11 +324,20 @@ func loadNode(cfg configs.Node) (r remote, id node.Identity, err error) {
 	if id := r.cert.ID(); id.Role != identity.RoleNode || id.Edge != cfg.Edge || id.Name != cfg.Name {
 		return r, node.Identity{}, fmt.Errorf("%s: is the certificate of %s, but this is node %q of edge %q", cfg.Broker.TLS.Certificate, id, cfg.Name, cfg.Edge)
 	}
-	return r, node.Identity{Certificate: r.cert, User: r.user, Curve: curve, CA: r.pool}, nil
+	var next *identity.NKey
+	if file := nextNKey(cfg.Broker.NKey); present(file) {
+		if next, err = identity.LoadNKey(file); err != nil {
+			return r, id, err
+		}
+	}
+	return r, node.Identity{Certificate: r.cert, User: r.user, NextUser: next, Curve: curve, Trust: r.trust}, nil
 }
 
 // saveRenewed keeps a certificate that was signed anew for the key that is there.
 func saveRenewed(files configs.TLS, c *identity.Certificate) error {
+	if err := identity.SettleKey(files.Certificate, files.Key); err != nil { // of a copy that was cut off
+		return err
+	}
 	key, err := identity.LoadKey(files.Key)
 	if err != nil {
 		return err

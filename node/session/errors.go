@@ -28,7 +28,9 @@ const (
 	StepBound   Reason = "step_bound"  // a step was not answered in time
 	Superseded  Reason = "superseded"  // a newer session of this node was admitted
 	Fenced      Reason = "fenced"      // Edge fenced this session for another reason
-	Silent      Reason = "silent"      // Edge's heartbeats stopped
+	// Expired: the session service ended it, for our certificate has come to its end (B8).
+	Expired     Reason = "certificate_expired"
+	Silent      Reason = "silent" // Edge's heartbeats stopped
 	EdgeChanged Reason = "edge_changed"
 	Lost        Reason = "lost" // the connection ended
 	Stopped     Reason = "stopped"
@@ -38,14 +40,14 @@ const (
 // Reasons lists them all.
 var Reasons = []Reason{
 	Unreachable, Denied, Duplicate, WrongName, NoToken, Refused, BadConfig, NotReady,
-	StepBound, Superseded, Fenced, Silent, EdgeChanged, Lost, Stopped, Renewed,
+	StepBound, Superseded, Fenced, Expired, Silent, EdgeChanged, Lost, Stopped, Renewed,
 }
 
-// ReasonOf reads the reason word a peer gave. Two of them change what follows;
-// any other text is otherwise.
+// ReasonOf reads the reason word a peer gave. Two of them change what follows, one is an
+// operator's to mend; any other text is otherwise.
 func ReasonOf(word string, otherwise Reason) Reason {
 	switch Reason(word) {
-	case Superseded, Duplicate:
+	case Superseded, Duplicate, Expired:
 		return Reason(word)
 	default:
 		return otherwise

@@ -138,17 +138,25 @@ func (f *fabric) iop(args ...string) string {
 type process struct {
 	t    *testing.T
 	name string
-	cmd  *exec.Cmd
-	log  *ioptest.LogBuffer
-	done chan struct{} // closed when it has ended
+	// config is its file.
+	config string
+	cmd    *exec.Cmd
+	log    *ioptest.LogBuffer
+	done   chan struct{} // closed when it has ended
 }
 
 // start runs the process of a folder; env overrides its configuration.
 func (f *fabric) start(folder string, env ...string) *process {
 	f.t.Helper()
 	role, _, _ := strings.Cut(folder, "-")
-	p := &process{t: f.t, name: folder, log: &ioptest.LogBuffer{}, done: make(chan struct{})}
-	p.cmd = exec.Command(binary, role, "--config", f.path(folder+"/"+folder+".yaml"), "--log-level", "debug")
+	return f.run(folder, role, f.path(folder+"/"+folder+".yaml"), env...)
+}
+
+// run is start of any configuration.
+func (f *fabric) run(name, role, config string, env ...string) *process {
+	f.t.Helper()
+	p := &process{t: f.t, name: name, config: config, log: &ioptest.LogBuffer{}, done: make(chan struct{})}
+	p.cmd = exec.Command(binary, role, "--config", config, "--log-level", "debug")
 	p.cmd.Env = append(os.Environ(), env...)
 	switch role {
 	case "edge":

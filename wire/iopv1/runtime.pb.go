@@ -82,7 +82,7 @@ func (x ProviderTunnelFrame_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProviderTunnelFrame_Kind.Descriptor instead.
 func (ProviderTunnelFrame_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{23, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{24, 0}
 }
 
 type NodeConfigRefreshResponse_Outcome int32
@@ -134,7 +134,7 @@ func (x NodeConfigRefreshResponse_Outcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeConfigRefreshResponse_Outcome.Descriptor instead.
 func (NodeConfigRefreshResponse_Outcome) EnumDescriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{37, 0}
 }
 
 // ---------- session ----------
@@ -804,6 +804,8 @@ type RenewRequest struct {
 	CertificateChain     [][]byte               `protobuf:"bytes,2,rep,name=certificate_chain,json=certificateChain,proto3" json:"certificate_chain,omitempty"`             // the one that serves, leaf first
 	CertificateSignature []byte                 `protobuf:"bytes,3,opt,name=certificate_signature,json=certificateSignature,proto3" json:"certificate_signature,omitempty"` // by its key, and by the nkey, over edge, node, generation and nonce
 	NkeySignature        []byte                 `protobuf:"bytes,4,opt,name=nkey_signature,json=nkeySignature,proto3" json:"nkey_signature,omitempty"`
+	NewNkey              string                 `protobuf:"bytes,5,opt,name=new_nkey,json=newNkey,proto3" json:"new_nkey,omitempty"`                              // set: register this nkey beside the session's, and sign nothing anew;
+	NewNkeySignature     []byte                 `protobuf:"bytes,6,opt,name=new_nkey_signature,json=newNkeySignature,proto3" json:"new_nkey_signature,omitempty"` // all three signatures then cover it too, this one is its own
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -866,11 +868,27 @@ func (x *RenewRequest) GetNkeySignature() []byte {
 	return nil
 }
 
+func (x *RenewRequest) GetNewNkey() string {
+	if x != nil {
+		return x.NewNkey
+	}
+	return ""
+}
+
+func (x *RenewRequest) GetNewNkeySignature() []byte {
+	if x != nil {
+		return x.NewNkeySignature
+	}
+	return nil
+}
+
 type RenewResponse struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Nonce            []byte                 `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	CertificateChain [][]byte               `protobuf:"bytes,2,rep,name=certificate_chain,json=certificateChain,proto3" json:"certificate_chain,omitempty"` // leaf first; none: refused
 	Reason           string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Trust            *TrustBundle           `protobuf:"bytes,4,opt,name=trust,proto3" json:"trust,omitempty"`                    // which roots to trust; it proves itself, so it also comes unasked, without a nonce
+	NewNkey          string                 `protobuf:"bytes,5,opt,name=new_nkey,json=newNkey,proto3" json:"new_nkey,omitempty"` // the one that is registered now
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -926,6 +944,88 @@ func (x *RenewResponse) GetReason() string {
 	return ""
 }
 
+func (x *RenewResponse) GetTrust() *TrustBundle {
+	if x != nil {
+		return x.Trust
+	}
+	return nil
+}
+
+func (x *RenewResponse) GetNewNkey() string {
+	if x != nil {
+		return x.NewNkey
+	}
+	return ""
+}
+
+type TrustBundle struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Roots         [][]byte               `protobuf:"bytes,1,rep,name=roots,proto3" json:"roots,omitempty"`           // certificates, DER
+	Signer        []byte                 `protobuf:"bytes,2,opt,name=signer,proto3" json:"signer,omitempty"`         // SHA-256 of the root that signs certificates now
+	Crosses       [][]byte               `protobuf:"bytes,3,rep,name=crosses,proto3" json:"crosses,omitempty"`       // that root's key, certified by another of the roots
+	Signatures    [][]byte               `protobuf:"bytes,4,rep,name=signatures,proto3" json:"signatures,omitempty"` // of all of the above, by the root of the same place; empty: that key is not at hand
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrustBundle) Reset() {
+	*x = TrustBundle{}
+	mi := &file_iop_v1_runtime_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrustBundle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrustBundle) ProtoMessage() {}
+
+func (x *TrustBundle) ProtoReflect() protoreflect.Message {
+	mi := &file_iop_v1_runtime_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrustBundle.ProtoReflect.Descriptor instead.
+func (*TrustBundle) Descriptor() ([]byte, []int) {
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *TrustBundle) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *TrustBundle) GetSigner() []byte {
+	if x != nil {
+		return x.Signer
+	}
+	return nil
+}
+
+func (x *TrustBundle) GetCrosses() [][]byte {
+	if x != nil {
+		return x.Crosses
+	}
+	return nil
+}
+
+func (x *TrustBundle) GetSignatures() [][]byte {
+	if x != nil {
+		return x.Signatures
+	}
+	return nil
+}
+
 type SessionNotice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -933,14 +1033,14 @@ type SessionNotice struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	InstanceId    string                 `protobuf:"bytes,4,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
-	Revision      uint64                 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"` // ctl.changed: what of the store changed
+	Revision      uint64                 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"` // ctl.changed: what of the store changed; or node_id, with the reason revoked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionNotice) Reset() {
 	*x = SessionNotice{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[11]
+	mi := &file_iop_v1_runtime_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1052,7 @@ func (x *SessionNotice) String() string {
 func (*SessionNotice) ProtoMessage() {}
 
 func (x *SessionNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[11]
+	mi := &file_iop_v1_runtime_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1065,7 @@ func (x *SessionNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionNotice.ProtoReflect.Descriptor instead.
 func (*SessionNotice) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{11}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SessionNotice) GetNodeId() string {
@@ -1023,7 +1123,7 @@ type StoreRequest struct {
 
 func (x *StoreRequest) Reset() {
 	*x = StoreRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[12]
+	mi := &file_iop_v1_runtime_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1135,7 @@ func (x *StoreRequest) String() string {
 func (*StoreRequest) ProtoMessage() {}
 
 func (x *StoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[12]
+	mi := &file_iop_v1_runtime_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1148,7 @@ func (x *StoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRequest.ProtoReflect.Descriptor instead.
 func (*StoreRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{12}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StoreRequest) GetKey() string {
@@ -1090,7 +1190,7 @@ type StoreEntry struct {
 
 func (x *StoreEntry) Reset() {
 	*x = StoreEntry{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[13]
+	mi := &file_iop_v1_runtime_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1202,7 @@ func (x *StoreEntry) String() string {
 func (*StoreEntry) ProtoMessage() {}
 
 func (x *StoreEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[13]
+	mi := &file_iop_v1_runtime_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1215,7 @@ func (x *StoreEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreEntry.ProtoReflect.Descriptor instead.
 func (*StoreEntry) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{13}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StoreEntry) GetKey() string {
@@ -1152,7 +1252,7 @@ type StoreResponse struct {
 
 func (x *StoreResponse) Reset() {
 	*x = StoreResponse{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[14]
+	mi := &file_iop_v1_runtime_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1264,7 @@ func (x *StoreResponse) String() string {
 func (*StoreResponse) ProtoMessage() {}
 
 func (x *StoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[14]
+	mi := &file_iop_v1_runtime_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1277,7 @@ func (x *StoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreResponse.ProtoReflect.Descriptor instead.
 func (*StoreResponse) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{14}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StoreResponse) GetEntries() []*StoreEntry {
@@ -1225,7 +1325,7 @@ type StreamAck struct {
 
 func (x *StreamAck) Reset() {
 	*x = StreamAck{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[15]
+	mi := &file_iop_v1_runtime_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1237,7 +1337,7 @@ func (x *StreamAck) String() string {
 func (*StreamAck) ProtoMessage() {}
 
 func (x *StreamAck) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[15]
+	mi := &file_iop_v1_runtime_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1250,7 +1350,7 @@ func (x *StreamAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamAck.ProtoReflect.Descriptor instead.
 func (*StreamAck) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{15}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StreamAck) GetEntries() []*StreamAck_Entry {
@@ -1275,7 +1375,7 @@ type BodyFrame struct {
 
 func (x *BodyFrame) Reset() {
 	*x = BodyFrame{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[16]
+	mi := &file_iop_v1_runtime_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1387,7 @@ func (x *BodyFrame) String() string {
 func (*BodyFrame) ProtoMessage() {}
 
 func (x *BodyFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[16]
+	mi := &file_iop_v1_runtime_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1400,7 @@ func (x *BodyFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BodyFrame.ProtoReflect.Descriptor instead.
 func (*BodyFrame) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{16}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BodyFrame) GetRunId() string {
@@ -1372,7 +1472,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[17]
+	mi := &file_iop_v1_runtime_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1484,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[17]
+	mi := &file_iop_v1_runtime_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1497,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{17}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RunRequest) GetRunId() string {
@@ -1490,7 +1590,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[18]
+	mi := &file_iop_v1_runtime_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1602,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[18]
+	mi := &file_iop_v1_runtime_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1615,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{18}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -1565,7 +1665,7 @@ type ExecutionFailure struct {
 
 func (x *ExecutionFailure) Reset() {
 	*x = ExecutionFailure{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[19]
+	mi := &file_iop_v1_runtime_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1677,7 @@ func (x *ExecutionFailure) String() string {
 func (*ExecutionFailure) ProtoMessage() {}
 
 func (x *ExecutionFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[19]
+	mi := &file_iop_v1_runtime_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1690,7 @@ func (x *ExecutionFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionFailure.ProtoReflect.Descriptor instead.
 func (*ExecutionFailure) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{19}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecutionFailure) GetCode() string {
@@ -1643,7 +1743,7 @@ type RunEvent struct {
 
 func (x *RunEvent) Reset() {
 	*x = RunEvent{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[20]
+	mi := &file_iop_v1_runtime_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1755,7 @@ func (x *RunEvent) String() string {
 func (*RunEvent) ProtoMessage() {}
 
 func (x *RunEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[20]
+	mi := &file_iop_v1_runtime_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1768,7 @@ func (x *RunEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunEvent.ProtoReflect.Descriptor instead.
 func (*RunEvent) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{20}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RunEvent) GetRunId() string {
@@ -1780,7 +1880,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[21]
+	mi := &file_iop_v1_runtime_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1892,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[21]
+	mi := &file_iop_v1_runtime_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1905,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{21}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Header) GetName() string {
@@ -1849,7 +1949,7 @@ type ProviderTunnelRequest struct {
 
 func (x *ProviderTunnelRequest) Reset() {
 	*x = ProviderTunnelRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[22]
+	mi := &file_iop_v1_runtime_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1961,7 @@ func (x *ProviderTunnelRequest) String() string {
 func (*ProviderTunnelRequest) ProtoMessage() {}
 
 func (x *ProviderTunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[22]
+	mi := &file_iop_v1_runtime_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1974,7 @@ func (x *ProviderTunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTunnelRequest.ProtoReflect.Descriptor instead.
 func (*ProviderTunnelRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{22}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ProviderTunnelRequest) GetRunId() string {
@@ -2034,7 +2134,7 @@ type ProviderTunnelFrame struct {
 
 func (x *ProviderTunnelFrame) Reset() {
 	*x = ProviderTunnelFrame{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[23]
+	mi := &file_iop_v1_runtime_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2146,7 @@ func (x *ProviderTunnelFrame) String() string {
 func (*ProviderTunnelFrame) ProtoMessage() {}
 
 func (x *ProviderTunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[23]
+	mi := &file_iop_v1_runtime_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2159,7 @@ func (x *ProviderTunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTunnelFrame.ProtoReflect.Descriptor instead.
 func (*ProviderTunnelFrame) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{23}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ProviderTunnelFrame) GetRunId() string {
@@ -2183,7 +2283,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[24]
+	mi := &file_iop_v1_runtime_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2295,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[24]
+	mi := &file_iop_v1_runtime_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2308,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{24}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CancelRequest) GetRunId() string {
@@ -2234,7 +2334,7 @@ type NodeCommandRequest struct {
 
 func (x *NodeCommandRequest) Reset() {
 	*x = NodeCommandRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[25]
+	mi := &file_iop_v1_runtime_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2346,7 @@ func (x *NodeCommandRequest) String() string {
 func (*NodeCommandRequest) ProtoMessage() {}
 
 func (x *NodeCommandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[25]
+	mi := &file_iop_v1_runtime_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2359,7 @@ func (x *NodeCommandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCommandRequest.ProtoReflect.Descriptor instead.
 func (*NodeCommandRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{25}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeCommandRequest) GetCommandId() string {
@@ -2326,7 +2426,7 @@ type NodeCommandResponse struct {
 
 func (x *NodeCommandResponse) Reset() {
 	*x = NodeCommandResponse{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[26]
+	mi := &file_iop_v1_runtime_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2438,7 @@ func (x *NodeCommandResponse) String() string {
 func (*NodeCommandResponse) ProtoMessage() {}
 
 func (x *NodeCommandResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[26]
+	mi := &file_iop_v1_runtime_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2451,7 @@ func (x *NodeCommandResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCommandResponse.ProtoReflect.Descriptor instead.
 func (*NodeCommandResponse) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{26}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NodeCommandResponse) GetCommandId() string {
@@ -2415,7 +2515,7 @@ type NodeConfigPayload struct {
 
 func (x *NodeConfigPayload) Reset() {
 	*x = NodeConfigPayload{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[27]
+	mi := &file_iop_v1_runtime_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2427,7 +2527,7 @@ func (x *NodeConfigPayload) String() string {
 func (*NodeConfigPayload) ProtoMessage() {}
 
 func (x *NodeConfigPayload) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[27]
+	mi := &file_iop_v1_runtime_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2440,7 +2540,7 @@ func (x *NodeConfigPayload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeConfigPayload.ProtoReflect.Descriptor instead.
 func (*NodeConfigPayload) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{27}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NodeConfigPayload) GetAdapters() []*AdapterConfig {
@@ -2480,7 +2580,7 @@ type AdapterConfig struct {
 
 func (x *AdapterConfig) Reset() {
 	*x = AdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[28]
+	mi := &file_iop_v1_runtime_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2492,7 +2592,7 @@ func (x *AdapterConfig) String() string {
 func (*AdapterConfig) ProtoMessage() {}
 
 func (x *AdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[28]
+	mi := &file_iop_v1_runtime_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2505,7 +2605,7 @@ func (x *AdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterConfig.ProtoReflect.Descriptor instead.
 func (*AdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{28}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AdapterConfig) GetName() string {
@@ -2576,7 +2676,7 @@ type OllamaAdapterConfig struct {
 
 func (x *OllamaAdapterConfig) Reset() {
 	*x = OllamaAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[29]
+	mi := &file_iop_v1_runtime_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2588,7 +2688,7 @@ func (x *OllamaAdapterConfig) String() string {
 func (*OllamaAdapterConfig) ProtoMessage() {}
 
 func (x *OllamaAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[29]
+	mi := &file_iop_v1_runtime_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2601,7 +2701,7 @@ func (x *OllamaAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OllamaAdapterConfig.ProtoReflect.Descriptor instead.
 func (*OllamaAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{29}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OllamaAdapterConfig) GetBaseUrl() string {
@@ -2643,7 +2743,7 @@ type OpenAICompatAdapterConfig struct {
 
 func (x *OpenAICompatAdapterConfig) Reset() {
 	*x = OpenAICompatAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[30]
+	mi := &file_iop_v1_runtime_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2755,7 @@ func (x *OpenAICompatAdapterConfig) String() string {
 func (*OpenAICompatAdapterConfig) ProtoMessage() {}
 
 func (x *OpenAICompatAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[30]
+	mi := &file_iop_v1_runtime_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2768,7 @@ func (x *OpenAICompatAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenAICompatAdapterConfig.ProtoReflect.Descriptor instead.
 func (*OpenAICompatAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{30}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OpenAICompatAdapterConfig) GetBaseUrl() string {
@@ -2703,7 +2803,7 @@ type VllmAdapterConfig struct {
 
 func (x *VllmAdapterConfig) Reset() {
 	*x = VllmAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[31]
+	mi := &file_iop_v1_runtime_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +2815,7 @@ func (x *VllmAdapterConfig) String() string {
 func (*VllmAdapterConfig) ProtoMessage() {}
 
 func (x *VllmAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[31]
+	mi := &file_iop_v1_runtime_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +2828,7 @@ func (x *VllmAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VllmAdapterConfig.ProtoReflect.Descriptor instead.
 func (*VllmAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{31}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VllmAdapterConfig) GetBaseUrl() string {
@@ -2761,7 +2861,7 @@ type DemoAdapterConfig struct {
 
 func (x *DemoAdapterConfig) Reset() {
 	*x = DemoAdapterConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[32]
+	mi := &file_iop_v1_runtime_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2873,7 @@ func (x *DemoAdapterConfig) String() string {
 func (*DemoAdapterConfig) ProtoMessage() {}
 
 func (x *DemoAdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[32]
+	mi := &file_iop_v1_runtime_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2886,7 @@ func (x *DemoAdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemoAdapterConfig.ProtoReflect.Descriptor instead.
 func (*DemoAdapterConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{32}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DemoAdapterConfig) GetChunkDelayMs() int32 {
@@ -2812,7 +2912,7 @@ type ConcreteProtocolProfile struct {
 
 func (x *ConcreteProtocolProfile) Reset() {
 	*x = ConcreteProtocolProfile{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[33]
+	mi := &file_iop_v1_runtime_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +2924,7 @@ func (x *ConcreteProtocolProfile) String() string {
 func (*ConcreteProtocolProfile) ProtoMessage() {}
 
 func (x *ConcreteProtocolProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[33]
+	mi := &file_iop_v1_runtime_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2937,7 @@ func (x *ConcreteProtocolProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConcreteProtocolProfile.ProtoReflect.Descriptor instead.
 func (*ConcreteProtocolProfile) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{33}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ConcreteProtocolProfile) GetId() string {
@@ -2908,7 +3008,7 @@ type NodeRuntimeConfig struct {
 
 func (x *NodeRuntimeConfig) Reset() {
 	*x = NodeRuntimeConfig{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[34]
+	mi := &file_iop_v1_runtime_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2920,7 +3020,7 @@ func (x *NodeRuntimeConfig) String() string {
 func (*NodeRuntimeConfig) ProtoMessage() {}
 
 func (x *NodeRuntimeConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[34]
+	mi := &file_iop_v1_runtime_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2933,7 +3033,7 @@ func (x *NodeRuntimeConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRuntimeConfig.ProtoReflect.Descriptor instead.
 func (*NodeRuntimeConfig) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeRuntimeConfig) GetConcurrency() int32 {
@@ -2974,7 +3074,7 @@ type NodeConfigRefreshRequest struct {
 
 func (x *NodeConfigRefreshRequest) Reset() {
 	*x = NodeConfigRefreshRequest{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[35]
+	mi := &file_iop_v1_runtime_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2986,7 +3086,7 @@ func (x *NodeConfigRefreshRequest) String() string {
 func (*NodeConfigRefreshRequest) ProtoMessage() {}
 
 func (x *NodeConfigRefreshRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[35]
+	mi := &file_iop_v1_runtime_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2999,7 +3099,7 @@ func (x *NodeConfigRefreshRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeConfigRefreshRequest.ProtoReflect.Descriptor instead.
 func (*NodeConfigRefreshRequest) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{35}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeConfigRefreshRequest) GetRefreshId() string {
@@ -3030,7 +3130,7 @@ type NodeConfigRefreshResponse struct {
 
 func (x *NodeConfigRefreshResponse) Reset() {
 	*x = NodeConfigRefreshResponse{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[36]
+	mi := &file_iop_v1_runtime_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3142,7 @@ func (x *NodeConfigRefreshResponse) String() string {
 func (*NodeConfigRefreshResponse) ProtoMessage() {}
 
 func (x *NodeConfigRefreshResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[36]
+	mi := &file_iop_v1_runtime_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3155,7 @@ func (x *NodeConfigRefreshResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeConfigRefreshResponse.ProtoReflect.Descriptor instead.
 func (*NodeConfigRefreshResponse) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodeConfigRefreshResponse) GetRefreshId() string {
@@ -3119,7 +3219,7 @@ type CredentialLeaseBinding struct {
 
 func (x *CredentialLeaseBinding) Reset() {
 	*x = CredentialLeaseBinding{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[37]
+	mi := &file_iop_v1_runtime_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3231,7 @@ func (x *CredentialLeaseBinding) String() string {
 func (*CredentialLeaseBinding) ProtoMessage() {}
 
 func (x *CredentialLeaseBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[37]
+	mi := &file_iop_v1_runtime_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3244,7 @@ func (x *CredentialLeaseBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialLeaseBinding.ProtoReflect.Descriptor instead.
 func (*CredentialLeaseBinding) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{37}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CredentialLeaseBinding) GetPrincipal() string {
@@ -3234,7 +3334,7 @@ type CredentialLeaseClaims struct {
 
 func (x *CredentialLeaseClaims) Reset() {
 	*x = CredentialLeaseClaims{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[38]
+	mi := &file_iop_v1_runtime_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3346,7 @@ func (x *CredentialLeaseClaims) String() string {
 func (*CredentialLeaseClaims) ProtoMessage() {}
 
 func (x *CredentialLeaseClaims) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[38]
+	mi := &file_iop_v1_runtime_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3359,7 @@ func (x *CredentialLeaseClaims) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialLeaseClaims.ProtoReflect.Descriptor instead.
 func (*CredentialLeaseClaims) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{38}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CredentialLeaseClaims) GetVersion() uint32 {
@@ -3348,7 +3448,7 @@ type ProviderSnapshot struct {
 
 func (x *ProviderSnapshot) Reset() {
 	*x = ProviderSnapshot{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[39]
+	mi := &file_iop_v1_runtime_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3360,7 +3460,7 @@ func (x *ProviderSnapshot) String() string {
 func (*ProviderSnapshot) ProtoMessage() {}
 
 func (x *ProviderSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[39]
+	mi := &file_iop_v1_runtime_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3373,7 +3473,7 @@ func (x *ProviderSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderSnapshot.ProtoReflect.Descriptor instead.
 func (*ProviderSnapshot) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{39}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ProviderSnapshot) GetProviderId() string {
@@ -3495,7 +3595,7 @@ type StreamAck_Entry struct {
 
 func (x *StreamAck_Entry) Reset() {
 	*x = StreamAck_Entry{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[40]
+	mi := &file_iop_v1_runtime_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3607,7 @@ func (x *StreamAck_Entry) String() string {
 func (*StreamAck_Entry) ProtoMessage() {}
 
 func (x *StreamAck_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[40]
+	mi := &file_iop_v1_runtime_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3620,7 @@ func (x *StreamAck_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamAck_Entry.ProtoReflect.Descriptor instead.
 func (*StreamAck_Entry) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{15, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{16, 0}
 }
 
 func (x *StreamAck_Entry) GetRunId() string {
@@ -3577,7 +3677,7 @@ type ConcreteProtocolProfile_Operation struct {
 
 func (x *ConcreteProtocolProfile_Operation) Reset() {
 	*x = ConcreteProtocolProfile_Operation{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[49]
+	mi := &file_iop_v1_runtime_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3689,7 @@ func (x *ConcreteProtocolProfile_Operation) String() string {
 func (*ConcreteProtocolProfile_Operation) ProtoMessage() {}
 
 func (x *ConcreteProtocolProfile_Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[49]
+	mi := &file_iop_v1_runtime_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3702,7 @@ func (x *ConcreteProtocolProfile_Operation) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use ConcreteProtocolProfile_Operation.ProtoReflect.Descriptor instead.
 func (*ConcreteProtocolProfile_Operation) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{33, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{34, 0}
 }
 
 func (x *ConcreteProtocolProfile_Operation) GetName() string {
@@ -3644,7 +3744,7 @@ type NodeConfigRefreshResponse_AdapterResult struct {
 
 func (x *NodeConfigRefreshResponse_AdapterResult) Reset() {
 	*x = NodeConfigRefreshResponse_AdapterResult{}
-	mi := &file_iop_v1_runtime_proto_msgTypes[50]
+	mi := &file_iop_v1_runtime_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3656,7 +3756,7 @@ func (x *NodeConfigRefreshResponse_AdapterResult) String() string {
 func (*NodeConfigRefreshResponse_AdapterResult) ProtoMessage() {}
 
 func (x *NodeConfigRefreshResponse_AdapterResult) ProtoReflect() protoreflect.Message {
-	mi := &file_iop_v1_runtime_proto_msgTypes[50]
+	mi := &file_iop_v1_runtime_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3669,7 +3769,7 @@ func (x *NodeConfigRefreshResponse_AdapterResult) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use NodeConfigRefreshResponse_AdapterResult.ProtoReflect.Descriptor instead.
 func (*NodeConfigRefreshResponse_AdapterResult) Descriptor() ([]byte, []int) {
-	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{36, 0}
+	return file_iop_v1_runtime_proto_rawDescGZIP(), []int{37, 0}
 }
 
 func (x *NodeConfigRefreshResponse_AdapterResult) GetAdapter() string {
@@ -3756,16 +3856,27 @@ const file_iop_v1_runtime_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\fR\x05token\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
 	"\verror_class\x18\x03 \x01(\tR\n" +
-	"errorClass\"\xad\x01\n" +
+	"errorClass\"\xf6\x01\n" +
 	"\fRenewRequest\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12+\n" +
 	"\x11certificate_chain\x18\x02 \x03(\fR\x10certificateChain\x123\n" +
 	"\x15certificate_signature\x18\x03 \x01(\fR\x14certificateSignature\x12%\n" +
-	"\x0enkey_signature\x18\x04 \x01(\fR\rnkeySignature\"j\n" +
+	"\x0enkey_signature\x18\x04 \x01(\fR\rnkeySignature\x12\x19\n" +
+	"\bnew_nkey\x18\x05 \x01(\tR\anewNkey\x12,\n" +
+	"\x12new_nkey_signature\x18\x06 \x01(\fR\x10newNkeySignature\"\xb0\x01\n" +
 	"\rRenewResponse\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12+\n" +
 	"\x11certificate_chain\x18\x02 \x03(\fR\x10certificateChain\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xaf\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12)\n" +
+	"\x05trust\x18\x04 \x01(\v2\x13.iop.v1.TrustBundleR\x05trust\x12\x19\n" +
+	"\bnew_nkey\x18\x05 \x01(\tR\anewNkey\"u\n" +
+	"\vTrustBundle\x12\x14\n" +
+	"\x05roots\x18\x01 \x03(\fR\x05roots\x12\x16\n" +
+	"\x06signer\x18\x02 \x01(\fR\x06signer\x12\x18\n" +
+	"\acrosses\x18\x03 \x03(\fR\acrosses\x12\x1e\n" +
+	"\n" +
+	"signatures\x18\x04 \x03(\fR\n" +
+	"signatures\"\xaf\x01\n" +
 	"\rSessionNotice\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1e\n" +
 	"\n" +
@@ -4089,7 +4200,7 @@ func file_iop_v1_runtime_proto_rawDescGZIP() []byte {
 }
 
 var file_iop_v1_runtime_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_iop_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_iop_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_iop_v1_runtime_proto_goTypes = []any{
 	(ProviderTunnelFrame_Kind)(0),             // 0: iop.v1.ProviderTunnelFrame.Kind
 	(NodeConfigRefreshResponse_Outcome)(0),    // 1: iop.v1.NodeConfigRefreshResponse.Outcome
@@ -4104,88 +4215,90 @@ var file_iop_v1_runtime_proto_goTypes = []any{
 	(*SessionGrant)(nil),                      // 10: iop.v1.SessionGrant
 	(*RenewRequest)(nil),                      // 11: iop.v1.RenewRequest
 	(*RenewResponse)(nil),                     // 12: iop.v1.RenewResponse
-	(*SessionNotice)(nil),                     // 13: iop.v1.SessionNotice
-	(*StoreRequest)(nil),                      // 14: iop.v1.StoreRequest
-	(*StoreEntry)(nil),                        // 15: iop.v1.StoreEntry
-	(*StoreResponse)(nil),                     // 16: iop.v1.StoreResponse
-	(*StreamAck)(nil),                         // 17: iop.v1.StreamAck
-	(*BodyFrame)(nil),                         // 18: iop.v1.BodyFrame
-	(*RunRequest)(nil),                        // 19: iop.v1.RunRequest
-	(*Usage)(nil),                             // 20: iop.v1.Usage
-	(*ExecutionFailure)(nil),                  // 21: iop.v1.ExecutionFailure
-	(*RunEvent)(nil),                          // 22: iop.v1.RunEvent
-	(*Header)(nil),                            // 23: iop.v1.Header
-	(*ProviderTunnelRequest)(nil),             // 24: iop.v1.ProviderTunnelRequest
-	(*ProviderTunnelFrame)(nil),               // 25: iop.v1.ProviderTunnelFrame
-	(*CancelRequest)(nil),                     // 26: iop.v1.CancelRequest
-	(*NodeCommandRequest)(nil),                // 27: iop.v1.NodeCommandRequest
-	(*NodeCommandResponse)(nil),               // 28: iop.v1.NodeCommandResponse
-	(*NodeConfigPayload)(nil),                 // 29: iop.v1.NodeConfigPayload
-	(*AdapterConfig)(nil),                     // 30: iop.v1.AdapterConfig
-	(*OllamaAdapterConfig)(nil),               // 31: iop.v1.OllamaAdapterConfig
-	(*OpenAICompatAdapterConfig)(nil),         // 32: iop.v1.OpenAICompatAdapterConfig
-	(*VllmAdapterConfig)(nil),                 // 33: iop.v1.VllmAdapterConfig
-	(*DemoAdapterConfig)(nil),                 // 34: iop.v1.DemoAdapterConfig
-	(*ConcreteProtocolProfile)(nil),           // 35: iop.v1.ConcreteProtocolProfile
-	(*NodeRuntimeConfig)(nil),                 // 36: iop.v1.NodeRuntimeConfig
-	(*NodeConfigRefreshRequest)(nil),          // 37: iop.v1.NodeConfigRefreshRequest
-	(*NodeConfigRefreshResponse)(nil),         // 38: iop.v1.NodeConfigRefreshResponse
-	(*CredentialLeaseBinding)(nil),            // 39: iop.v1.CredentialLeaseBinding
-	(*CredentialLeaseClaims)(nil),             // 40: iop.v1.CredentialLeaseClaims
-	(*ProviderSnapshot)(nil),                  // 41: iop.v1.ProviderSnapshot
-	(*StreamAck_Entry)(nil),                   // 42: iop.v1.StreamAck.Entry
-	nil,                                       // 43: iop.v1.RunRequest.MetadataEntry
-	nil,                                       // 44: iop.v1.ExecutionFailure.MetadataEntry
-	nil,                                       // 45: iop.v1.RunEvent.MetadataEntry
-	nil,                                       // 46: iop.v1.ProviderTunnelRequest.MetadataEntry
-	nil,                                       // 47: iop.v1.ProviderTunnelFrame.MetadataEntry
-	nil,                                       // 48: iop.v1.NodeCommandRequest.ArgumentsEntry
-	nil,                                       // 49: iop.v1.NodeCommandResponse.ResultEntry
-	nil,                                       // 50: iop.v1.OllamaAdapterConfig.OptionsEntry
-	(*ConcreteProtocolProfile_Operation)(nil), // 51: iop.v1.ConcreteProtocolProfile.Operation
-	(*NodeConfigRefreshResponse_AdapterResult)(nil), // 52: iop.v1.NodeConfigRefreshResponse.AdapterResult
+	(*TrustBundle)(nil),                       // 13: iop.v1.TrustBundle
+	(*SessionNotice)(nil),                     // 14: iop.v1.SessionNotice
+	(*StoreRequest)(nil),                      // 15: iop.v1.StoreRequest
+	(*StoreEntry)(nil),                        // 16: iop.v1.StoreEntry
+	(*StoreResponse)(nil),                     // 17: iop.v1.StoreResponse
+	(*StreamAck)(nil),                         // 18: iop.v1.StreamAck
+	(*BodyFrame)(nil),                         // 19: iop.v1.BodyFrame
+	(*RunRequest)(nil),                        // 20: iop.v1.RunRequest
+	(*Usage)(nil),                             // 21: iop.v1.Usage
+	(*ExecutionFailure)(nil),                  // 22: iop.v1.ExecutionFailure
+	(*RunEvent)(nil),                          // 23: iop.v1.RunEvent
+	(*Header)(nil),                            // 24: iop.v1.Header
+	(*ProviderTunnelRequest)(nil),             // 25: iop.v1.ProviderTunnelRequest
+	(*ProviderTunnelFrame)(nil),               // 26: iop.v1.ProviderTunnelFrame
+	(*CancelRequest)(nil),                     // 27: iop.v1.CancelRequest
+	(*NodeCommandRequest)(nil),                // 28: iop.v1.NodeCommandRequest
+	(*NodeCommandResponse)(nil),               // 29: iop.v1.NodeCommandResponse
+	(*NodeConfigPayload)(nil),                 // 30: iop.v1.NodeConfigPayload
+	(*AdapterConfig)(nil),                     // 31: iop.v1.AdapterConfig
+	(*OllamaAdapterConfig)(nil),               // 32: iop.v1.OllamaAdapterConfig
+	(*OpenAICompatAdapterConfig)(nil),         // 33: iop.v1.OpenAICompatAdapterConfig
+	(*VllmAdapterConfig)(nil),                 // 34: iop.v1.VllmAdapterConfig
+	(*DemoAdapterConfig)(nil),                 // 35: iop.v1.DemoAdapterConfig
+	(*ConcreteProtocolProfile)(nil),           // 36: iop.v1.ConcreteProtocolProfile
+	(*NodeRuntimeConfig)(nil),                 // 37: iop.v1.NodeRuntimeConfig
+	(*NodeConfigRefreshRequest)(nil),          // 38: iop.v1.NodeConfigRefreshRequest
+	(*NodeConfigRefreshResponse)(nil),         // 39: iop.v1.NodeConfigRefreshResponse
+	(*CredentialLeaseBinding)(nil),            // 40: iop.v1.CredentialLeaseBinding
+	(*CredentialLeaseClaims)(nil),             // 41: iop.v1.CredentialLeaseClaims
+	(*ProviderSnapshot)(nil),                  // 42: iop.v1.ProviderSnapshot
+	(*StreamAck_Entry)(nil),                   // 43: iop.v1.StreamAck.Entry
+	nil,                                       // 44: iop.v1.RunRequest.MetadataEntry
+	nil,                                       // 45: iop.v1.ExecutionFailure.MetadataEntry
+	nil,                                       // 46: iop.v1.RunEvent.MetadataEntry
+	nil,                                       // 47: iop.v1.ProviderTunnelRequest.MetadataEntry
+	nil,                                       // 48: iop.v1.ProviderTunnelFrame.MetadataEntry
+	nil,                                       // 49: iop.v1.NodeCommandRequest.ArgumentsEntry
+	nil,                                       // 50: iop.v1.NodeCommandResponse.ResultEntry
+	nil,                                       // 51: iop.v1.OllamaAdapterConfig.OptionsEntry
+	(*ConcreteProtocolProfile_Operation)(nil), // 52: iop.v1.ConcreteProtocolProfile.Operation
+	(*NodeConfigRefreshResponse_AdapterResult)(nil), // 53: iop.v1.NodeConfigRefreshResponse.AdapterResult
 }
 var file_iop_v1_runtime_proto_depIdxs = []int32{
 	4,  // 0: iop.v1.RegisterResponse.config:type_name -> iop.v1.SignedConfig
-	15, // 1: iop.v1.StoreResponse.entries:type_name -> iop.v1.StoreEntry
-	42, // 2: iop.v1.StreamAck.entries:type_name -> iop.v1.StreamAck.Entry
-	43, // 3: iop.v1.RunRequest.metadata:type_name -> iop.v1.RunRequest.MetadataEntry
-	44, // 4: iop.v1.ExecutionFailure.metadata:type_name -> iop.v1.ExecutionFailure.MetadataEntry
-	20, // 5: iop.v1.RunEvent.usage:type_name -> iop.v1.Usage
-	45, // 6: iop.v1.RunEvent.metadata:type_name -> iop.v1.RunEvent.MetadataEntry
-	21, // 7: iop.v1.RunEvent.failure:type_name -> iop.v1.ExecutionFailure
-	23, // 8: iop.v1.ProviderTunnelRequest.headers:type_name -> iop.v1.Header
-	46, // 9: iop.v1.ProviderTunnelRequest.metadata:type_name -> iop.v1.ProviderTunnelRequest.MetadataEntry
-	39, // 10: iop.v1.ProviderTunnelRequest.credential_binding:type_name -> iop.v1.CredentialLeaseBinding
-	0,  // 11: iop.v1.ProviderTunnelFrame.kind:type_name -> iop.v1.ProviderTunnelFrame.Kind
-	23, // 12: iop.v1.ProviderTunnelFrame.headers:type_name -> iop.v1.Header
-	20, // 13: iop.v1.ProviderTunnelFrame.usage:type_name -> iop.v1.Usage
-	47, // 14: iop.v1.ProviderTunnelFrame.metadata:type_name -> iop.v1.ProviderTunnelFrame.MetadataEntry
-	23, // 15: iop.v1.ProviderTunnelFrame.trailers:type_name -> iop.v1.Header
-	21, // 16: iop.v1.ProviderTunnelFrame.failure:type_name -> iop.v1.ExecutionFailure
-	48, // 17: iop.v1.NodeCommandRequest.arguments:type_name -> iop.v1.NodeCommandRequest.ArgumentsEntry
-	49, // 18: iop.v1.NodeCommandResponse.result:type_name -> iop.v1.NodeCommandResponse.ResultEntry
-	30, // 19: iop.v1.NodeConfigPayload.adapters:type_name -> iop.v1.AdapterConfig
-	36, // 20: iop.v1.NodeConfigPayload.runtime:type_name -> iop.v1.NodeRuntimeConfig
-	31, // 21: iop.v1.AdapterConfig.ollama:type_name -> iop.v1.OllamaAdapterConfig
-	32, // 22: iop.v1.AdapterConfig.openai_compat:type_name -> iop.v1.OpenAICompatAdapterConfig
-	33, // 23: iop.v1.AdapterConfig.vllm:type_name -> iop.v1.VllmAdapterConfig
-	34, // 24: iop.v1.AdapterConfig.demo:type_name -> iop.v1.DemoAdapterConfig
-	50, // 25: iop.v1.OllamaAdapterConfig.options:type_name -> iop.v1.OllamaAdapterConfig.OptionsEntry
-	35, // 26: iop.v1.OpenAICompatAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
-	35, // 27: iop.v1.VllmAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
-	51, // 28: iop.v1.ConcreteProtocolProfile.operations:type_name -> iop.v1.ConcreteProtocolProfile.Operation
-	23, // 29: iop.v1.ConcreteProtocolProfile.fixed_headers:type_name -> iop.v1.Header
-	4,  // 30: iop.v1.NodeConfigRefreshRequest.config:type_name -> iop.v1.SignedConfig
-	1,  // 31: iop.v1.NodeConfigRefreshResponse.outcome:type_name -> iop.v1.NodeConfigRefreshResponse.Outcome
-	52, // 32: iop.v1.NodeConfigRefreshResponse.adapters:type_name -> iop.v1.NodeConfigRefreshResponse.AdapterResult
-	39, // 33: iop.v1.CredentialLeaseClaims.binding:type_name -> iop.v1.CredentialLeaseBinding
-	1,  // 34: iop.v1.NodeConfigRefreshResponse.AdapterResult.outcome:type_name -> iop.v1.NodeConfigRefreshResponse.Outcome
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	13, // 1: iop.v1.RenewResponse.trust:type_name -> iop.v1.TrustBundle
+	16, // 2: iop.v1.StoreResponse.entries:type_name -> iop.v1.StoreEntry
+	43, // 3: iop.v1.StreamAck.entries:type_name -> iop.v1.StreamAck.Entry
+	44, // 4: iop.v1.RunRequest.metadata:type_name -> iop.v1.RunRequest.MetadataEntry
+	45, // 5: iop.v1.ExecutionFailure.metadata:type_name -> iop.v1.ExecutionFailure.MetadataEntry
+	21, // 6: iop.v1.RunEvent.usage:type_name -> iop.v1.Usage
+	46, // 7: iop.v1.RunEvent.metadata:type_name -> iop.v1.RunEvent.MetadataEntry
+	22, // 8: iop.v1.RunEvent.failure:type_name -> iop.v1.ExecutionFailure
+	24, // 9: iop.v1.ProviderTunnelRequest.headers:type_name -> iop.v1.Header
+	47, // 10: iop.v1.ProviderTunnelRequest.metadata:type_name -> iop.v1.ProviderTunnelRequest.MetadataEntry
+	40, // 11: iop.v1.ProviderTunnelRequest.credential_binding:type_name -> iop.v1.CredentialLeaseBinding
+	0,  // 12: iop.v1.ProviderTunnelFrame.kind:type_name -> iop.v1.ProviderTunnelFrame.Kind
+	24, // 13: iop.v1.ProviderTunnelFrame.headers:type_name -> iop.v1.Header
+	21, // 14: iop.v1.ProviderTunnelFrame.usage:type_name -> iop.v1.Usage
+	48, // 15: iop.v1.ProviderTunnelFrame.metadata:type_name -> iop.v1.ProviderTunnelFrame.MetadataEntry
+	24, // 16: iop.v1.ProviderTunnelFrame.trailers:type_name -> iop.v1.Header
+	22, // 17: iop.v1.ProviderTunnelFrame.failure:type_name -> iop.v1.ExecutionFailure
+	49, // 18: iop.v1.NodeCommandRequest.arguments:type_name -> iop.v1.NodeCommandRequest.ArgumentsEntry
+	50, // 19: iop.v1.NodeCommandResponse.result:type_name -> iop.v1.NodeCommandResponse.ResultEntry
+	31, // 20: iop.v1.NodeConfigPayload.adapters:type_name -> iop.v1.AdapterConfig
+	37, // 21: iop.v1.NodeConfigPayload.runtime:type_name -> iop.v1.NodeRuntimeConfig
+	32, // 22: iop.v1.AdapterConfig.ollama:type_name -> iop.v1.OllamaAdapterConfig
+	33, // 23: iop.v1.AdapterConfig.openai_compat:type_name -> iop.v1.OpenAICompatAdapterConfig
+	34, // 24: iop.v1.AdapterConfig.vllm:type_name -> iop.v1.VllmAdapterConfig
+	35, // 25: iop.v1.AdapterConfig.demo:type_name -> iop.v1.DemoAdapterConfig
+	51, // 26: iop.v1.OllamaAdapterConfig.options:type_name -> iop.v1.OllamaAdapterConfig.OptionsEntry
+	36, // 27: iop.v1.OpenAICompatAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
+	36, // 28: iop.v1.VllmAdapterConfig.protocol_profile:type_name -> iop.v1.ConcreteProtocolProfile
+	52, // 29: iop.v1.ConcreteProtocolProfile.operations:type_name -> iop.v1.ConcreteProtocolProfile.Operation
+	24, // 30: iop.v1.ConcreteProtocolProfile.fixed_headers:type_name -> iop.v1.Header
+	4,  // 31: iop.v1.NodeConfigRefreshRequest.config:type_name -> iop.v1.SignedConfig
+	1,  // 32: iop.v1.NodeConfigRefreshResponse.outcome:type_name -> iop.v1.NodeConfigRefreshResponse.Outcome
+	53, // 33: iop.v1.NodeConfigRefreshResponse.adapters:type_name -> iop.v1.NodeConfigRefreshResponse.AdapterResult
+	40, // 34: iop.v1.CredentialLeaseClaims.binding:type_name -> iop.v1.CredentialLeaseBinding
+	1,  // 35: iop.v1.NodeConfigRefreshResponse.AdapterResult.outcome:type_name -> iop.v1.NodeConfigRefreshResponse.Outcome
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_iop_v1_runtime_proto_init() }
@@ -4199,7 +4312,7 @@ func file_iop_v1_runtime_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_iop_v1_runtime_proto_rawDesc), len(file_iop_v1_runtime_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   51,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

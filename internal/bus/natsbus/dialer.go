@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math"
@@ -25,10 +26,13 @@ type dialer struct {
 	timeout time.Duration
 	inner   nats.InProcessConnProvider
 	tls     *tls.Config
+	roots   func() *x509.CertPool
+	keys    func() (string, func([]byte) ([]byte, error))
 	servers []string      // host:port, in an order of chance
 	silence time.Duration // how long a server may send nothing
 
 	mu      sync.Mutex
+	nc      *nats.Conn // after settle
 	aborted bool
 	settled bool
 	cancel  context.CancelFunc // of a dial in its midst
@@ -122,6 +126,11 @@ func (d *dialer) again(network string) (net.Conn, error) {
 	defer d.mu.Unlock()
 	a := d.result
 	d.dialled, d.result, d.conn = nil, answer{}, a.conn
+	if a.err == nil && d.keys != nil {
+		// The library reads these next, under the lock that it called us with.
+		public, sign := d.keys()
+		d.nc.Opts.Nkey, d.nc.Opts.SignatureCB = public, sign
+	}
 	return a.conn, a.err
 }
 
@@ -239,6 +248,9 @@ func (d *dialer) open(ctx context.Context, network, server string) (net.Conn, er
 		return nil, err
 	}
 	config := d.tls.Clone()
+	if d.roots != nil {
+		config.RootCAs = d.roots()
+	}
 	if config.ServerName == "" {
 		if config.ServerName, _, err = net.SplitHostPort(server); err != nil {
 			conn.Close() // unused
@@ -292,9 +304,10 @@ func (d *dialer) abort() {
 	d.opened = nil
 }
 
-func (d *dialer) settle() {
+func (d *dialer) settle(nc *nats.Conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.nc = nc
 	d.settled, d.opened, d.cancel = true, nil, nil
 	d.isUpLocked()
 }

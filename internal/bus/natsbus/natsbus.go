@@ -3,6 +3,7 @@ package natsbus
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,6 +27,12 @@ type Options struct {
 
 	NKeyPublic string
 	Sign       func(nonce []byte) ([]byte, error)
+
+	// Roots, where it is set, are asked for at every dial, in the place of TLS.RootCAs.
+	Roots func() *x509.CertPool
+	// Keys, where it is set, is asked for at every dial that comes after the first, in
+	// the place of NKeyPublic and Sign.
+	Keys func() (public string, sign func(nonce []byte) ([]byte, error))
 
 	// Reconnect is Edge's: the connection comes back by itself, for ever. A Node's
 	// does not: every connection is a new session (S2).
@@ -82,6 +89,7 @@ type Conn struct {
 var (
 	_ bus.Conn        = (*Conn)(nil)
 	_ bus.Reconnecter = (*Conn)(nil)
+	_ bus.Redialer    = (*Conn)(nil)
 )
 
 // Dial connects, or says why not; Classify reads its error.
@@ -112,7 +120,10 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	}
 	// nats.Connect knows no context. So the sockets it opens are ours, and the end
 	// of the context closes them under it: it then returns at once.
-	d := &dialer{ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, servers: addresses(o.URLs), silence: nodeSilence}
+	d := &dialer{
+		ctx: life, timeout: o.Timeout, inner: o.InProcess, tls: o.TLS, roots: o.Roots, keys: o.Keys,
+		servers: addresses(o.URLs), silence: nodeSilence,
+	}
 	if o.Reconnect {
 		d.silence = edgeSilence
 	}
@@ -129,7 +140,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		stop()
 		return nil, fmt.Errorf("dial broker: %w", err)
 	}
-	d.settle()
+	d.settle(nc)
 	c.nc, c.dialer, c.reconnects = nc, d, o.Reconnect
 	return c, nil
 }
@@ -279,6 +290,14 @@ func (c *Conn) Inbox() string { return c.inbox }
 
 // Reconnected receives a value after the connection came back.
 func (c *Conn) Reconnected() <-chan struct{} { return c.reconnected }
+
+// Redial ends the connection and has it come back. In process nothing is shown that
+// could be another.
+func (c *Conn) Redial() {
+	if c.reconnects && c.dialer.inner == nil {
+		_ = c.nc.ForceReconnect() // one that is closed stays so, one that is away comes back
+	}
+}
 
 // Closed is closed when the connection is over for good.
 func (c *Conn) Closed() <-chan struct{} { return c.closed }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -271,6 +272,69 @@ func TestEdgeConnectionComesBack(t *testing.T) {
 	}
 	if edge.Err() != nil {
 		t.Errorf("a connection that came back has the error %v", edge.Err())
+	}
+}
+
+// Told to, an Edge's connection comes back with the keys of then, and measures the
+// server by the roots of then.
+//
+// Contract: B8 J5
+func TestRedialWithOtherKeys(t *testing.T) {
+	next, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBroker(t, func(o *server.Options) {
+		o.Nkeys = append(o.Nkeys, &server.NkeyUser{Nkey: public(t, next), Permissions: o.Nkeys[0].Permissions})
+	})
+	o := b.options(t)
+	key, roots := b.user, b.ca.pool()
+	var mu sync.Mutex
+	asked := 0
+	o.Reconnect = true
+	o.TLS.RootCAs = newCA(t).pool() // what was there when it was made
+	o.Roots = func() *x509.CertPool { mu.Lock(); defer mu.Unlock(); return roots }
+	o.Keys = func() (string, func([]byte) ([]byte, error)) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		return public(t, key), key.Sign
+	}
+	edge := dial(t, o)
+	shown := func() string {
+		t.Helper()
+		id, err := edge.nc.GetClientID()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := b.Connz(&server.ConnzOptions{Username: true, CID: id})
+		if err != nil || len(all.Conns) != 1 {
+			t.Fatalf("%v %v", all, err)
+		}
+		return all.Conns[0].AuthorizedUser
+	}
+	if got := shown(); got != public(t, b.user) {
+		t.Errorf("it came as %q", got)
+	}
+	mu.Lock()
+	key = next
+	if asked != 0 {
+		t.Error("asked at the first dial")
+	}
+	mu.Unlock()
+	edge.Redial()
+	wait(t, edge.Reconnected(), "Reconnected")
+	if err := edge.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := shown(); got != public(t, next) {
+		t.Errorf("it came back as %q", got)
+	}
+	if node := dial(t, b.options(t)); true { // a Node's stays as it is
+		node.Redial()
+		if err := node.Flush(t.Context()); err != nil || node.Err() != nil {
+			t.Errorf("a connection that does not come back: %v", err)
+		}
 	}
 }
 
