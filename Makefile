@@ -1,7 +1,7 @@
 # make build   bin/iop, one static binary
 # make test    all tests with the race detector
 # make explore every state of small worlds around the cores of edge/registry and edge/pool: millions
-# make mutants small wrong variants of those cores, each of which a test must find; TESTS=all: with all tests
+# make mutants small wrong variants of the cores, each of which a test must find; TESTS=all: with all tests
 # make check   what CI runs: generated code, format, vet, lint, tests, a short fuzz
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
@@ -35,8 +35,8 @@ WORLDS ?= large
 explore:
 	set -o pipefail; go test ./edge/registry -run '^TestExplore$$' -count 1 -v -timeout 60m -worlds $(WORLDS) | grep -v '^=== '
 
-# Each mutant with the test that is named for it, about a second each; with all tests
-# it takes minutes and prints which of them find it.
+# Each mutant with the test that is named for it, all in one build, under a minute; with
+# all tests it takes many and prints which of them find it.
 TESTS ?= named
 mutants:
 	set -o pipefail; go test ./edge/registry -run '^TestMutants$$' -count 1 -v -timeout 15m -mutants $(TESTS) | grep -v '^ *[=-]\{3\} \(RUN\|PAUSE\|CONT\|NAME\|PASS\)'

@@ -97,6 +97,18 @@ func TestI5Duplicate(t *testing.T) {
 	duplicate(27*time.Second, "b", false)
 }
 
+// A session ends with its own connection alone: the name stays taken.
+// Contract: B12
+func TestAReplacedConnectionEndsNothing(t *testing.T) {
+	l := newLive(testBound)
+	l.Admitted(epoch, gen(1), "a")
+	l.Connected(epoch, gen(1), conn(1), "a")
+	l.Disconnected(gen(1), conn(2), "x")
+	if _, duplicate := l.Duplicate(at(time.Second), n1, "b"); !duplicate || l.Sessions() != 1 {
+		t.Error("the session is gone with another's connection")
+	}
+}
+
 // What was admitted and never came is told as closed, once.
 // Contract: B7
 func TestAbandonedSessions(t *testing.T) {

@@ -114,6 +114,9 @@ func TestInvariants(t *testing.T) {
 			if c.State() == Waiting && was != Waiting {
 				m.wait(t, c.Deadline().Sub(now))
 			}
+			if m.live == before.gen && m.live != 0 && mustEnd(&before, now, ev) {
+				t.Fatalf("F9 F10 R5: session %d goes on after %+v in %v", m.live, ev, was)
+			}
 			if s := c.State(); s != 0 && s != Closed && s != Dialling && c.Deadline().IsZero() {
 				t.Fatalf("I7: nothing is due in %v", s)
 			}
@@ -121,8 +124,12 @@ func TestInvariants(t *testing.T) {
 		step(Event{Kind: Started})
 		reasons := []Reason{Superseded, Duplicate, "", "other"}
 		for range rapid.IntRange(1, 120).Draw(t, "events") {
+			kind := Kind(rapid.IntRange(int(Started), int(RenewAsked)).Draw(t, "kind")) //nolint:gosec // in range
+			if due, ok := answers[c.State()]; ok && rapid.Bool().Draw(t, "answered") {
+				kind = due // or too few sessions would be ready
+			}
 			ev := Event{
-				Kind: Kind(rapid.IntRange(int(Started), int(RenewAsked)).Draw(t, "kind")), //nolint:gosec // in range
+				Kind: kind,
 				OK:   rapid.IntRange(0, 5).Draw(t, "ok") > 0, Instance: rapid.SampledFrom([]string{"e1", "e1", "e1", "e2", ""}).Draw(t, "edge"),
 				Reason: rapid.SampledFrom(reasons).Draw(t, "reason"), Rand: rapid.Float64Range(0, 0.999).Draw(t, "rand"),
 				Interval: time.Duration(rapid.IntRange(0, 3).Draw(t, "beat")) * time.Second,
@@ -161,6 +168,34 @@ func TestInvariants(t *testing.T) {
 			step(ev)
 		}
 	})
+}
+
+// answers is what each state waits for.
+var answers = map[State]Kind{
+	Waiting: DeadlinePassed, Dialling: Connected, Admitted: Granted, Registering: RegisterAnswered,
+	Applying: Applied, AwaitingReady: ReadyAnswered,
+}
+
+// mustEnd reports whether an event leaves the session that c has no way to go on.
+func mustEnd(c *Core, now time.Time, ev Event) bool {
+	if ev.Kind == DeadlinePassed {
+		return (c.state == Ready || c.state == Draining) && !now.Before(c.heard.Add(c.bound))
+	}
+	if ev.Gen != c.gen {
+		return false
+	}
+	switch ev.Kind {
+	case FenceReceived, ConnectionLost:
+		return true
+	case HeartbeatReceived:
+		return c.instance != "" && ev.Instance != c.instance
+	case ReadyAnswered:
+		return !ev.OK && c.state >= AwaitingReady
+	case Granted, RegisterAnswered, Applied:
+		return !ev.OK && answers[c.state] == ev.Kind
+	default:
+		return false
+	}
 }
 
 func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
