@@ -180,7 +180,7 @@ func (n *Node) dial(ctx context.Context) session.Event {
 	switch {
 	case denied != "":
 		conn.Close()
-		return failed(session.DeniedReason(denied), errors.New("the broker refused this node: "+denied))
+		return failed(session.DeniedReason(denied), errors.New("the broker refused this node: "+session.Told(denied)))
 	case err != nil:
 		conn.Close()
 		return failed(session.WrongName, err)

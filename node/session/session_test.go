@@ -66,6 +66,19 @@ func TestIdentify(t *testing.T) {
 	if DeniedReason("duplicate.17") != Duplicate || DeniedReason("revoked") != Denied || DeniedReason("superseded") != Superseded {
 		t.Error("the lobby's words are read otherwise")
 	}
+	for words, want := range map[string]string{
+		"revoked":                "revoked",
+		"duplicate":              "duplicate",
+		"duplicate.soon":         "duplicate.soon",
+		"duplicate.946684800":    "duplicate: another instance of this node is connected since 2000-01-01T00:00:00Z",
+		"unknown_node.946684800": "unknown_node.946684800",
+		"duplicate.-1":           "duplicate: another instance of this node is connected since 1969-12-31T23:59:59Z",
+		"duplicate.1.2":          "duplicate.1.2",
+	} {
+		if got := Told(words); got != want {
+			t.Errorf("%q is told as %q", words, got)
+		}
+	}
 }
 
 // model checks the invariants of doc.go from the effects alone.

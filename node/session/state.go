@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -237,6 +238,17 @@ func Identify(user, edge, node string) (s subjects.Session, denied string, err e
 		return subjects.Session{}, "", fmt.Errorf("%w: %s.%s instead of %s.%s", ErrWrongName, s.Edge, s.Node, edge, node)
 	}
 	return s, "", nil
+}
+
+// Told is what the lobby's words mean to people.
+func Told(denied string) string {
+	word, detail, _ := strings.Cut(denied, ".")
+	if Reason(word) == Duplicate {
+		if since, err := strconv.ParseInt(detail, 10, 64); err == nil {
+			return "duplicate: another instance of this node is connected since " + time.Unix(since, 0).UTC().Format(time.RFC3339)
+		}
+	}
+	return denied
 }
 
 // DeniedReason is the reason behind the lobby's words.
