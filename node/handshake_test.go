@@ -279,6 +279,37 @@ func TestTrap18SessionEnds(t *testing.T) {
 	}
 }
 
+// A session that is told that it was superseded, and then closed at once, as one that
+// wakes up finds it, knows the first when it acts on the second: it waits a full
+// interval, and does not fight for its name.
+//
+// Contract: S3 B6
+func TestWhatWasToldCountsBeforeTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		good := r.provide
+		r.provide = func(c *iopv1.AdapterConfig) (agent.Provider, error) { // while the supervisor is busy
+			r.edge.send(r.session(), subjects.Fence, "", &iopv1.Fence{Reason: "superseded"})
+			<-time.After(time.Microsecond) // it has arrived
+			r.conn.Kill(nil)
+			return good(c)
+		}
+		r.edge.config = payload("a0")
+		r.start()
+		defer r.finish()
+		for i := range 20 { // by chance it would be right now and then
+			pass(time.Millisecond)
+			if s := r.node.State(); s.State != "waiting" || s.LastReason != "superseded" {
+				t.Fatalf("session %d: %+v", i+1, s)
+			}
+			pass(10*time.Second - 2*time.Millisecond)
+			r.wantState("waiting")
+			r.edge.with(func() { r.edge.config = payload(fmt.Sprint("a", i+1)) })
+			pass(time.Millisecond)
+		}
+	})
+}
+
 // Whatever a remote says is a failed attempt, retried; a positive limit ends it
 // after exactly so many dials in a row.
 //
