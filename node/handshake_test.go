@@ -310,6 +310,50 @@ func TestWhatWasToldCountsBeforeTheEnd(t *testing.T) {
 	})
 }
 
+// The broker that a Node is at says that it will stop: the Node drains, ends nothing
+// that runs, and is then at once at another, as a new session.
+//
+// Contract: Y6 D7
+func TestBrokerAboutToStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		r := newRig(t, options{exchange: func(ctx context.Context, _ agent.Exchange, sink agent.Sink) error {
+			if err := sink.Start(200, nil, -1); err != nil {
+				return err
+			}
+			select {
+			case <-release:
+				return sink.Body([]byte("whole"))
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}}).ready()
+		defer r.finish()
+		_, a := r.edge.open(nil)
+		<-a.started
+		first := r.conn
+		first.Retire()
+		synctest.Wait()
+		r.wantState("draining")
+		pass(time.Minute)
+		if r.wantState("draining"); r.dials != 1 {
+			t.Fatalf("%d dials while something runs", r.dials)
+		}
+		close(release)
+		pass(250 * time.Millisecond)
+		r.wantState("ready")
+		r.edge.wantClass(a, "END")
+		if s := r.node.State(); s.LastReason != "retired" || r.dials != 2 {
+			t.Errorf("%d dials, %+v", r.dials, s)
+		}
+		select {
+		case <-first.Closed():
+		default:
+			t.Error("it is still at the broker that stops")
+		}
+	})
+}
+
 // Whatever a remote says is a failed attempt, retried; a positive limit ends it
 // after exactly so many dials in a row.
 //

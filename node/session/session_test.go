@@ -137,7 +137,7 @@ func TestInvariants(t *testing.T) {
 		step(Event{Kind: Started})
 		reasons := []Reason{Superseded, Duplicate, "", "other"}
 		for range rapid.IntRange(1, 120).Draw(t, "events") {
-			kind := Kind(rapid.IntRange(int(Started), int(RenewAsked)).Draw(t, "kind")) //nolint:gosec // in range
+			kind := Kind(rapid.IntRange(int(Started), int(LeaveAsked)).Draw(t, "kind")) //nolint:gosec // in range
 			if due, ok := answers[c.State()]; ok && rapid.Bool().Draw(t, "answered") {
 				kind = due // or too few sessions would be ready
 			}
@@ -172,7 +172,7 @@ func TestInvariants(t *testing.T) {
 				if d := c.Deadline(); d.After(now) {
 					now = d
 				}
-			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, FenceReceived, ConnectionLost, Idle, RenewAsked:
+			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, FenceReceived, ConnectionLost, Idle, LeaveAsked:
 				ev.Gen = c.Generation()
 				if rapid.IntRange(0, 9).Draw(t, "stale") == 0 {
 					ev.Gen = gen + 1
@@ -238,8 +238,8 @@ func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
 			t.Fatal("I5: ready before work is taken")
 		}
 	case RefuseWork:
-		if ev.Kind == RenewAsked {
-			t.Fatal("I9: a renewal refuses what Edge has sent already")
+		if ev.Kind == LeaveAsked {
+			t.Fatal("I9: a leave refuses what Edge has sent already")
 		}
 		m.draining = true
 	case EndSession:

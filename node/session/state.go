@@ -124,7 +124,7 @@ const (
 	Idle                              // nothing is open any more; told while Draining
 	DeadlinePassed                    // Deadline() is due
 	StopAsked                         // local shutdown
-	RenewAsked                        // there are newer keys: drain for Bound at the most, then dial anew
+	LeaveAsked                        // for Reason (Renewed, Retired): drain for Bound at the most, then dial anew
 )
 
 // Event is one event.
@@ -195,7 +195,7 @@ type Core struct {
 	due    time.Time // Waiting: the dial. Steps: the bound. Draining: grace, then cut
 	resend time.Time // the unanswered request goes out again; zero: nothing to repeat
 	cut    bool      // Draining: CutRest was ordered
-	renew  bool      // Draining: for newer keys, not for a stop
+	leave  Reason    // Draining: why, if it is not for a stop
 	refuse time.Time // Draining: RefuseWork is due; zero: it was ordered
 }
 

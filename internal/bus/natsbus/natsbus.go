@@ -57,7 +57,7 @@ const (
 	nodeWriteDeadline   = 5 * time.Second
 )
 
-// Conn is a bus.Conn and a bus.Reconnecter.
+// Conn is a bus.Conn, a bus.Reconnecter and a bus.Retirer.
 type Conn struct {
 	nc          *nats.Conn
 	inbox       string
@@ -65,6 +65,7 @@ type Conn struct {
 	stop        context.CancelFunc // ends the dialer, and so a reconnect in its midst
 	reconnected chan struct{}
 	closed      chan struct{}
+	retiring    chan struct{}
 	dialer      *dialer
 	reconnects  bool
 
@@ -76,6 +77,7 @@ type Conn struct {
 var (
 	_ bus.Conn        = (*Conn)(nil)
 	_ bus.Reconnecter = (*Conn)(nil)
+	_ bus.Retirer     = (*Conn)(nil)
 )
 
 // Dial connects, or says why not; Classify reads its error.
@@ -103,6 +105,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		stop:        stop,
 		reconnected: make(chan struct{}, 1), // a signal, not a count
 		closed:      make(chan struct{}),
+		retiring:    make(chan struct{}),
 	}
 	// nats.Connect knows no context. So the sockets it opens are ours, and the end
 	// of the context closes them under it: it then returns at once.
@@ -137,6 +140,7 @@ func servers(urls []string) string {
 }
 
 func (c *Conn) options(o Options, d *dialer) []nats.Option {
+	var retire sync.Once
 	opts := []nats.Option{
 		nats.Name(o.Name),
 		nats.Timeout(o.Timeout),
@@ -156,6 +160,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 			default:
 			}
 		}),
+		nats.LameDuckModeHandler(func(*nats.Conn) { retire.Do(func() { close(c.retiring) }) }),
 		nats.ClosedHandler(func(nc *nats.Conn) {
 			c.note(nc.LastError())
 			c.stop()
@@ -270,6 +275,10 @@ func (c *Conn) Inbox() string { return c.inbox }
 
 // Reconnected receives a value after the connection came back.
 func (c *Conn) Reconnected() <-chan struct{} { return c.reconnected }
+
+// Retiring is closed when a server has said that it is about to stop. A connection
+// that comes back may be at another one by then.
+func (c *Conn) Retiring() <-chan struct{} { return c.retiring }
 
 // Closed is closed when the connection is over for good.
 func (c *Conn) Closed() <-chan struct{} { return c.closed }
