@@ -39,6 +39,7 @@ type Broker struct {
 	door   door
 	ran    atomic.Bool
 	ready  chan struct{}
+	grace  time.Duration // retireGrace
 	// Set before ready is closed, not changed afterwards.
 	server     *server.Server
 	url        string
@@ -77,7 +78,7 @@ var ErrNotReady = errors.New("broker: not ready")
 // New loads keys and certificates and checks the configuration. It starts nothing.
 func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	cfg = withDefaults(cfg)
-	b := &Broker{ready: make(chan struct{})}
+	b := &Broker{ready: make(chan struct{}), grace: retireGrace}
 	if cfg.StoreDir == "" {
 		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
 	}
@@ -435,6 +436,9 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	b.door.close()
 	enrolled()
 	retired := b.retire(srv)
+	if !b.alone {
+		s.sayStopped(srv)
+	}
 	s.stop()
 	shutdown()
 	<-retired
@@ -466,7 +470,7 @@ func (b *Broker) retire(srv *server.Server) <-chan struct{} {
 	// A server in this mode sends no more advisories, so it is looked at.
 	look := time.NewTicker(retireLook)
 	defer look.Stop()
-	for range int(retireGrace / retireLook) {
+	for range int(b.grace / retireLook) {
 		<-look.C
 		if nodesAt(srv) == 0 {
 			break
