@@ -53,6 +53,13 @@ func TestI4OlderSessionsAreEvicted(t *testing.T) {
 		expect(t, l.Connected(epoch, gen(2), conn(2), "a"), "")
 		expect(t, l.Disconnected(gen(1), conn(1), "kicked"), "closed g1 kicked")
 	})
+	t.Run("each once", func(t *testing.T) {
+		l := newLive(testBound)
+		l.Admitted(epoch, gen(1), "a")
+		l.Connected(epoch, gen(1), conn(1), "a")
+		expect(t, l.Admitted(epoch, gen(2), "a"), "evict c1 g1 superseded")
+		expect(t, l.Admitted(epoch, gen(3), "a"), "")
+	})
 	t.Run("the older completes late", func(t *testing.T) {
 		l := newLive(testBound)
 		l.Admitted(epoch, gen(1), "a")

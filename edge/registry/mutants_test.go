@@ -373,7 +373,7 @@ var mutants = []mutant{
 		patch: []string{"if gen == n.highest || s.evicted {", "if gen < n.highest || s.evicted {"},
 	},
 	{
-		name: "a session is evicted with each newer one", file: "broker/live.go", killer: "broker.TestLiveProperties",
+		name: "a session is evicted with each newer one", file: "broker/live.go", killer: "broker.TestI4OlderSessionsAreEvicted",
 		patch: []string{"if gen == n.highest || s.evicted {", "if gen == n.highest {"},
 	},
 	{
@@ -405,7 +405,7 @@ var mutants = []mutant{
 		patch: []string{"return n.sessions[s.Gen].grants <= maxGrants", "return true"},
 	},
 	{
-		name: "an older session's event is taken", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "an older session's event is taken", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"if c.state.live() && ev.Gen == c.gen {", "if c.state.live() {"},
 	},
 	{
@@ -417,15 +417,15 @@ var mutants = []mutant{
 		patch: []string{"c.attempts, c.ready = 0, true", "c.ready = true"},
 	},
 	{
-		name: "who was superseded dials at once", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "who was superseded dials at once", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"case why == Superseded || why == Duplicate:", "case why == Duplicate:"},
 	},
 	{
-		name: "a duplicate dials as if nobody was there", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "a duplicate dials as if nobody was there", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"case why == Superseded || why == Duplicate:", "case why == Superseded:"},
 	},
 	{
-		name: "a lost session waits for its redial", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "a lost session waits for its redial", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"\tcase c.ready:\n", "\tcase c.ready && interval == 0:\n"},
 	},
 	{
@@ -437,19 +437,19 @@ var mutants = []mutant{
 		patch: []string{"if !now.Before(c.heard.Add(c.bound)) {", "if false {"},
 	},
 	{
-		name: "ready is asked for before work is taken", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "ready is asked for before work is taken", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"Effect{Kind: TakeWork, Gen: c.gen}, Effect{Kind: SendReady, Gen: c.gen})", "Effect{Kind: SendReady, Gen: c.gen}, Effect{Kind: TakeWork, Gen: c.gen})"},
 	},
 	{
-		name: "a configuration that did not apply is called ready", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "a configuration that did not apply is called ready", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"if !ev.OK {\n\t\t\treturn c.end(now, BadConfig, ev.Rand, out)\n\t\t}\n", ""},
 	},
 	{
-		name: "ready=false does not end who once was ready", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "ready=false does not end who once was ready", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"case !ev.OK && c.state >= AwaitingReady:", "case !ev.OK && c.state == AwaitingReady:"},
 	},
 	{
-		name: "a fence ends nothing", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "a fence ends nothing", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"return c.end(now, ReasonOf(string(ev.Reason), Fenced), ev.Rand, out)", "return out"},
 	},
 	{
@@ -461,15 +461,15 @@ var mutants = []mutant{
 		patch: []string{"\tcase Dialling:\n\t\treturn out // the dial", "\tcase Dialling:\n\t\treturn c.exit(now, nil, out) // the dial"},
 	},
 	{
-		name: "a local fault leaves the session", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "a local fault leaves the session", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"out = append(out, Effect{Kind: EndSession, Gen: c.gen, Reason: Stopped})", "_ = out"},
 	},
 	{
-		name: "a renewal refuses what is on its way", file: "node/session/step.go", killer: "session.TestInvariants",
+		name: "a renewal refuses what is on its way", file: "node/session/step.go", killer: "session.TestScripts",
 		patch: []string{"c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)\n\treturn append(out, ", "c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)\n\treturn append(out, Effect{Kind: RefuseWork, Gen: c.gen}, "},
 	},
 	{
-		name: "a duplicate is delivered", file: "tunnel/step.go", killer: "tunnel.TestPropertyEverythingArrivesOnceInOrder",
+		name: "a duplicate is delivered", file: "tunnel/step.go", killer: "tunnel.TestI1OldDuplicatesAreAcknowledged",
 		patch: []string{"return append(out, RecvEffect{Kind: AckNow})\n\tcase r.state == done:", "return append(out, RecvEffect{Kind: Deliver}, RecvEffect{Kind: AckNow})\n\tcase r.state == done:"},
 	},
 	{
@@ -493,7 +493,7 @@ var mutants = []mutant{
 		patch: []string{"s.credit = max(s.credit, ev.Credit)", "s.credit = ev.Credit"},
 	},
 	{
-		name: "the last frame is not sent again", file: "tunnel/step.go", killer: "tunnel.TestPropertyEverythingArrivesOnceInOrder",
+		name: "the last frame is not sent again", file: "tunnel/step.go", killer: "tunnel.TestScripts",
 		patch: []string{"s.rto = min(2*s.rto, s.cfg.MaxRTO)\n\treturn s.rewind(now, out)", "s.rto = min(2*s.rto, s.cfg.MaxRTO)\n\tif s.state == closing {\n\t\ts.resendAt = time.Time{}\n\t\treturn out\n\t}\n\treturn s.rewind(now, out)"},
 	},
 	{
