@@ -72,6 +72,7 @@ var worlds = map[string][]exploration{
 	"huge": {
 		{name: "two nodes, faults", nodes: 2, gens: 2, requests: 2, replay: 256, states: 1_540_803, may: faults{suspects: 1, drains: 1, drops: 1}},
 		{name: "two nodes, a takeover", nodes: 2, gens: 3, requests: 2, replay: 256, states: 2_603_521, may: faults{suspects: 1}},
+		{name: "operator", gens: 2, requests: 2, replay: 256, states: 339_839, may: faults{operator: 2, crashes: 1, drains: 1}},
 		{name: "lossy drains", gens: 2, requests: 2, replay: 256, states: 1_844_339, may: faults{drains: 1, drops: 1, dups: 1}},
 		{name: "lossy reloads", gens: 2, requests: 2, replay: 256, states: 7_815_633, may: faults{changes: 2, drops: 1, dups: 1}},
 		{name: "breaches of zombies", gens: 2, requests: 2, replay: 256, states: 1_966_620, may: faults{breaches: 2, beats: 1, dups: 1}},
