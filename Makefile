@@ -1,7 +1,7 @@
 # make build   bin/iop, one static binary
 # make test    all tests with the race detector
 # make explore every state of small worlds around the cores of edge/registry and edge/pool: millions
-# make mutants small wrong variants of those cores, each of which a test must find; TESTS=all: with all tests
+# make mutants small wrong variants of the cores, each of which a test must find; TESTS=all: with all tests
 # make check   what CI runs: generated code, format, vet, lint, tests, a short fuzz
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
@@ -10,6 +10,7 @@
 # make churn   streams whose callers leave and whose provider fails, and thousands that wait
 # make netns   hosts in network namespaces of their own, killed and cut off; needs root, ip, iptables
 # make leaf-bench what a leaf adds, beside the same without one; needs the same
+# make fences  how soon a Node that was killed or stopped is fenced; two machines with one identity
 # make generations a broker killed 30 times, alone and as one of three, while Nodes dial
 # make herd    a thousand Nodes that dial one broker at once, and then idle
 # make fuzz    every fuzz target for FUZZTIME each
@@ -21,7 +22,7 @@ FUZZTIME ?= 10000x
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: explore mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd compose netns leaf-bench generations
+.PHONY: explore mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns leaf-bench generations
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -35,8 +36,8 @@ WORLDS ?= large
 explore:
 	set -o pipefail; go test ./edge/registry -run '^TestExplore$$' -count 1 -v -timeout 60m -worlds $(WORLDS) | grep -v '^=== '
 
-# Each mutant with the test that is named for it, about a second each; with all tests
-# it takes minutes and prints which of them find it.
+# Each mutant with the test that is named for it, all in one build, under a minute; with
+# all tests it takes many and prints which of them find it.
 TESTS ?= named
 mutants:
 	set -o pipefail; go test ./edge/registry -run '^TestMutants$$' -count 1 -v -timeout 15m -mutants $(TESTS) | grep -v '^ *[=-]\{3\} \(RUN\|PAUSE\|CONT\|NAME\|PASS\)'
@@ -128,6 +129,12 @@ leaf-bench:
 # A thousand Node daemons that dial one broker at once, then idle: time, CPU, memory.
 herd:
 	HERD=1000 HERD_IDLE=30s go test ./test/herd -run '^TestHerd$$' -count=1 -v -timeout 10m
+
+# How soon a Node that was killed or stopped is fenced, as processes on one host, with
+# the goals checked; and a minute of two machines that have one identity.
+FENCES ?= 200
+fences:
+	IOP_FENCES=$(FENCES) IOP_DUEL=60 go test ./test/hosts -run '^(TestFencedHowSoon|TestTwoMachinesOneIdentity)$$' -count 1 -v -timeout 15m | grep -v level=
 
 # The generation never falls over kill -9, of one broker and of three; what an admission
 # costs the stores.

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -166,7 +167,9 @@ type health struct {
 func (h *health) set(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.err = err
+	if !errors.Is(h.err, errStopping) { // nothing is better after that
+		h.err = err
+	}
 }
 
 func (h *health) setStore(err error) {

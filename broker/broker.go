@@ -42,6 +42,7 @@ type Broker struct {
 	door   door
 	ran    atomic.Bool
 	ready  chan struct{}
+	grace  time.Duration // retireGrace
 	// Set before ready is closed, not changed afterwards.
 	server     *server.Server
 	url        string
@@ -81,7 +82,7 @@ var ErrNotReady = errors.New("broker: not ready")
 // New loads keys and certificates and checks the configuration. It starts nothing.
 func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	cfg = withDefaults(cfg)
-	b := &Broker{ready: make(chan struct{}), again: deps.Members}
+	b := &Broker{ready: make(chan struct{}), grace: retireGrace, again: deps.Members}
 	if cfg.StoreDir == "" {
 		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
 	}
@@ -449,10 +450,63 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	b.health.set(errStopping)
 	b.door.close()
 	enrolled()
+	retired := b.retire(srv)
+	if !b.alone {
+		s.sayStopped(srv)
+	}
 	s.stop()
 	shutdown()
+	<-retired
 	b.log.Info(eventStopped)
 	return fatalCause(ctx)
+}
+
+// retireGrace is how long a broker that is told to stop waits for its Nodes to leave:
+// less than the ten seconds that those who stop processes grant them.
+const (
+	retireGrace = 8 * time.Second
+	retireLook  = 100 * time.Millisecond
+)
+
+// retire tells the Nodes here that this broker stops, where they have another to go
+// to, and returns once they have left, or the grace is over: they take nothing new,
+// and what runs may end (Y6, D7). The channel is closed when the server has ended.
+func (b *Broker) retire(srv *server.Server) <-chan struct{} {
+	ended := make(chan struct{})
+	if b.alone {
+		close(ended)
+		return ended
+	}
+	b.log.Info(eventRetiring)
+	go func() { // the server's own end ends it
+		defer close(ended)
+		srv.LameDuckShutdown()
+	}()
+	// A server in this mode sends no more advisories, so it is looked at.
+	look := time.NewTicker(retireLook)
+	defer look.Stop()
+	for range int(b.grace / retireLook) {
+		<-look.C
+		if nodesAt(srv) == 0 {
+			break
+		}
+	}
+	return ended
+}
+
+// nodesAt counts the sessions of Nodes at the server.
+func nodesAt(srv *server.Server) (count int) {
+	const all = 1 << 20
+	list, err := srv.Connz(&server.ConnzOptions{Username: true, Account: accountFabric, Limit: all})
+	if err != nil {
+		return 0
+	}
+	for _, c := range list.Conns {
+		if _, err := subjects.ParseSession(c.AuthorizedUser); err == nil {
+			count++
+		}
+	}
+	return count
 }
 
 var errStopping = errors.New("the broker is stopping")

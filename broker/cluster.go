@@ -96,6 +96,21 @@ func (s *service) learnt(m *nats.Msg) {
 	})
 }
 
+// sayStopped tells the others that the home server stops, in its stead: that it
+// retires was the last thing it says (nats-server 2.15).
+func (s *service) sayStopped(srv *server.Server) {
+	word, err := json.Marshal(server.ServerInfo{ID: srv.ID(), Name: srv.Name(), Version: server.VERSION})
+	if err == nil {
+		err = s.sys.Publish(strings.Replace(shutdownSubject, "*", srv.ID(), 1), word)
+	}
+	if err == nil {
+		err = s.sys.FlushTimeout(stopGrace)
+	}
+	if err != nil {
+		s.b.log.Warn(eventFault, slog.String("operation", "stop"), slog.String("error", err.Error()))
+	}
+}
+
 // shutdown hears that a server stops.
 func (s *service) shutdown(m *nats.Msg) {
 	if parts := strings.Split(m.Subject, "."); len(parts) == 4 {

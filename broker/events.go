@@ -4,6 +4,7 @@ package broker
 const (
 	eventServer      = "broker.server"           // a line of the NATS server's own
 	eventReady       = "broker.ready"            // connections are admitted
+	eventRetiring    = "broker.retiring"         // it was told to stop; the Nodes here are told to leave
 	eventStopped     = "broker.stopped"          // all has ended
 	eventAdmitted    = "broker.admitted"         // a connection was let in
 	eventRefused     = "broker.refused"          // one was not; the reason is a closed set

@@ -53,6 +53,13 @@ func TestI4OlderSessionsAreEvicted(t *testing.T) {
 		expect(t, l.Connected(epoch, gen(2), conn(2), "a"), "")
 		expect(t, l.Disconnected(gen(1), conn(1), "kicked"), "closed g1 kicked")
 	})
+	t.Run("each once", func(t *testing.T) {
+		l := newLive(testBound)
+		l.Admitted(epoch, gen(1), "a")
+		l.Connected(epoch, gen(1), conn(1), "a")
+		expect(t, l.Admitted(epoch, gen(2), "a"), "evict c1 g1 superseded")
+		expect(t, l.Admitted(epoch, gen(3), "a"), "")
+	})
 	t.Run("the older completes late", func(t *testing.T) {
 		l := newLive(testBound)
 		l.Admitted(epoch, gen(1), "a")
@@ -95,6 +102,18 @@ func TestI5Duplicate(t *testing.T) {
 	l.Admitted(at(26*time.Second), gen(3), "b")
 	l.Heard(at(26*time.Second), gen(2))
 	duplicate(27*time.Second, "b", false)
+}
+
+// A session ends with its own connection alone: the name stays taken.
+// Contract: B12
+func TestAReplacedConnectionEndsNothing(t *testing.T) {
+	l := newLive(testBound)
+	l.Admitted(epoch, gen(1), "a")
+	l.Connected(epoch, gen(1), conn(1), "a")
+	l.Disconnected(gen(1), conn(2), "x")
+	if _, duplicate := l.Duplicate(at(time.Second), n1, "b"); !duplicate || l.Sessions() != 1 {
+		t.Error("the session is gone with another's connection")
+	}
 }
 
 // What was admitted and never came is told as closed, once.

@@ -292,6 +292,7 @@ func (f *fixture) launch() *fixture {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	b.grace = time.Second // the Nodes of these tests do not leave for that
 	ctx, cancel := context.WithCancel(context.Background())
 	f.b, f.cancel, f.done = b, cancel, make(chan error, 1)
 	go func() { f.done <- b.Run(ctx) }()

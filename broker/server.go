@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
@@ -191,6 +192,7 @@ func newOptions(text string, certs func() *tls.Config) (*server.Options, error) 
 	}
 	opts.NoLog = false
 	opts.DisableShortFirstPing = true
+	opts.LameDuckGracePeriod = retireGrace + time.Second // its end is ours to say
 	// The listener opens once the session service answers: a Node that dials
 	// earlier would wait for a callout that nobody heard.
 	// Routes are made only where it is open, so in a cluster callouts wait instead.

@@ -246,7 +246,7 @@ func (e *Edge) connect(ctx, partCtx context.Context, parts *errgroup.Group) (err
 		return fmt.Errorf("edge: broker: %w", err)
 	}
 	e.dispatch = dispatch.New(dispatch.Config{Edge: e.cfg.Name, StreamMemory: e.cfg.Limits.Streams}, dispatch.Deps{
-		Bus: e.bus, Return: e.loop.returnSlot, Misbehaved: e.misbehaved, Log: e.log, Metrics: e.deps.Metrics,
+		Bus: e.bus, Return: e.loop.returnSlot, Misbehaved: e.misbehaved, Draining: e.draining, Log: e.log, Metrics: e.deps.Metrics,
 	})
 	e.discovery = newDiscovery(e.dispatch, func(node string) []string { return listed(&e.cfg, node) },
 		func(node string, gen uint64, adapter string, targets []string) {
@@ -413,6 +413,12 @@ func (e *Edge) misbehaved(node string, gen uint64, reason string) {
 	e.log.LogAttrs(context.Background(), slog.LevelWarn, eventMisbehaved,
 		slog.String("node", node), slog.Uint64("generation", gen), slog.String("reason", reason))
 	e.loop.in.put(item{reg: registry.Misbehaved{Node: node, Gen: gen}}, true)
+}
+
+// draining: what refuses work because it drains says by that what its next heartbeat
+// will say, and lives.
+func (e *Edge) draining(node string, gen uint64) {
+	e.loop.in.put(item{reg: registry.HeartbeatReceived{Node: node, Gen: gen, Draining: true}}, true)
 }
 
 func (e *Edge) busError(err error) {

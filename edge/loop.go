@@ -304,7 +304,7 @@ func outcome(accepted bool) string {
 
 // liveSession is what the demux knows of a session that is ready.
 type liveSession struct {
-	gen    uint64
+	gen   uint64
 	spoke time.Time // the demux's alone: when the loop was last told that it speaks
 }
 

@@ -279,6 +279,81 @@ func TestTrap18SessionEnds(t *testing.T) {
 	}
 }
 
+// A session that is told that it was superseded, and then closed at once, as one that
+// wakes up finds it, knows the first when it acts on the second: it waits a full
+// interval, and does not fight for its name.
+//
+// Contract: S3 B6
+func TestWhatWasToldCountsBeforeTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		good := r.provide
+		r.provide = func(c *iopv1.AdapterConfig) (agent.Provider, error) { // while the supervisor is busy
+			r.edge.send(r.session(), subjects.Fence, "", &iopv1.Fence{Reason: "superseded"})
+			<-time.After(time.Microsecond) // it has arrived
+			r.conn.Kill(nil)
+			return good(c)
+		}
+		r.edge.config = payload("a0")
+		r.start()
+		defer r.finish()
+		for i := range 20 { // by chance it would be right now and then
+			pass(time.Millisecond)
+			if s := r.node.State(); s.State != "waiting" || s.LastReason != "superseded" {
+				t.Fatalf("session %d: %+v", i+1, s)
+			}
+			pass(10*time.Second - 2*time.Millisecond)
+			r.wantState("waiting")
+			r.edge.with(func() { r.edge.config = payload(fmt.Sprint("a", i+1)) })
+			pass(time.Millisecond)
+		}
+	})
+}
+
+// The broker that a Node is at says that it will stop: the Node drains, ends nothing
+// that runs, and is then at once at another, as a new session.
+//
+// Contract: Y6 D7
+func TestBrokerAboutToStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		r := newRig(t, options{exchange: func(ctx context.Context, _ agent.Exchange, sink agent.Sink) error {
+			if err := sink.Start(200, nil, -1); err != nil {
+				return err
+			}
+			select {
+			case <-release:
+				return sink.Body([]byte("whole"))
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}}).ready()
+		defer r.finish()
+		_, a := r.edge.open(nil)
+		<-a.started
+		first := r.conn
+		first.Retire()
+		synctest.Wait()
+		r.wantState("draining")
+		pass(time.Minute)
+		if r.wantState("draining"); r.dials != 1 {
+			t.Fatalf("%d dials while something runs", r.dials)
+		}
+		close(release)
+		pass(250 * time.Millisecond)
+		r.wantState("ready")
+		r.edge.wantClass(a, "END")
+		if s := r.node.State(); s.LastReason != "retired" || r.dials != 2 {
+			t.Errorf("%d dials, %+v", r.dials, s)
+		}
+		select {
+		case <-first.Closed():
+		default:
+			t.Error("it is still at the broker that stops")
+		}
+	})
+}
+
 // Whatever a remote says is a failed attempt, retried; a positive limit ends it
 // after exactly so many dials in a row.
 //

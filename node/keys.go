@@ -166,7 +166,7 @@ func (n *Node) replace(now time.Time) session.Event {
 	if n.host.open() > 0 && left > n.keys.third()/2 && !hurry {
 		return session.Event{}
 	}
-	return session.Event{Kind: session.RenewAsked, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
+	return session.Event{Kind: session.LeaveAsked, Reason: session.Renewed, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
 }
 
 // Reload has the Node read its files now and dial anew with them, if they are others:
@@ -190,7 +190,7 @@ func (n *Node) taken(now time.Time) session.Event {
 		return n.renewal(now, false)
 	}
 	left := n.keys.used.Certificate.Leaf.NotAfter.Sub(now)
-	return session.Event{Kind: session.RenewAsked, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
+	return session.Event{Kind: session.LeaveAsked, Reason: session.Renewed, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
 }
 
 // askRenewal asks for another nkey to be registered, where there is one, or else for

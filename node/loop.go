@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/iop-fabric/iop/internal/bus"
 	"github.com/iop-fabric/iop/node/session"
 	"github.com/iop-fabric/iop/subjects"
 	"github.com/iop-fabric/iop/wire/iopv1"
@@ -17,6 +18,9 @@ const (
 	dialBound  = 15 * time.Second // connecting and asking who we are
 	applyBound = 10 * time.Second // starting the adapters of a configuration
 	closeBound = 5 * time.Second  // the last exchanges and the adapters, at the end
+	// leaveBound is how long what runs may go on at a broker that is about to stop: as
+	// long as a nats-server takes by default to close all connections.
+	leaveBound = 2 * time.Minute
 )
 
 // Run supervises sessions until ctx ends (nil), the attempts are exhausted
@@ -45,18 +49,25 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 		var lost <-chan struct{}
 		var idle <-chan struct{}
+		told := false // what is in the inbox is to be read first
+		var retiring <-chan struct{}
 		if n.link != nil {
 			lost, idle = n.link.conn.Closed(), n.link.idle
+			if c, ok := n.link.conn.(bus.Retirer); ok && n.core.State() == session.Ready {
+				retiring = c.Retiring()
+			}
 		}
 		select {
 		case sig := <-n.inbox:
 			ev = n.read(sig)
 		case <-lost:
-			ev = session.Event{Kind: session.ConnectionLost, Gen: n.link.id.Gen}
+			told, ev = true, session.Event{Kind: session.ConnectionLost, Gen: n.link.id.Gen}
 		case <-idle:
 			ev = session.Event{Kind: session.Idle, Gen: n.link.id.Gen}
+		case <-retiring:
+			ev = session.Event{Kind: session.LeaveAsked, Reason: session.Retired, Gen: n.link.id.Gen, Bound: leaveBound}
 		case <-timer.C:
-			ev = session.Event{Kind: session.DeadlinePassed}
+			told, ev = true, session.Event{Kind: session.DeadlinePassed}
 		case <-look.C:
 			ev = n.renewal(time.Now(), true)
 			look.Reset(n.keys.pause())
@@ -64,6 +75,17 @@ func (n *Node) Run(ctx context.Context) error {
 			ev = n.taken(time.Now())
 		case <-stop:
 			stop, ev = nil, session.Event{Kind: session.StopAsked}
+		}
+		if !told {
+			continue
+		}
+		// What a session was told counts before its end, and before time passes: a
+		// process that slept finds all of it at once. No more than is there now: a
+		// flood must not hold up the clock.
+		for range len(n.inbox) {
+			if exit, err := n.step(ctx, n.read(<-n.inbox)); exit {
+				return err
+			}
 		}
 	}
 }
@@ -141,7 +163,7 @@ func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
 			event = evFenced
 		}
 		level := slog.LevelWarn
-		if n.core.Stopping() || ef.Reason == session.Renewed {
+		if n.core.Stopping() || ef.Reason == session.Renewed || ef.Reason == session.Retired {
 			level = slog.LevelInfo // our own doing, whatever Edge says to it
 		}
 		n.log.LogAttrs(context.Background(), level, event, slog.Uint64(keyGeneration, ef.Gen), slog.Any(keyReason, ef.Reason))
@@ -180,7 +202,7 @@ func (n *Node) dial(ctx context.Context) session.Event {
 	switch {
 	case denied != "":
 		conn.Close()
-		return failed(session.DeniedReason(denied), errors.New("the broker refused this node: "+denied))
+		return failed(session.DeniedReason(denied), errors.New("the broker refused this node: "+session.Told(denied)))
 	case err != nil:
 		conn.Close()
 		return failed(session.WrongName, err)

@@ -302,6 +302,22 @@ func TestLostCreditDoesNotStopAStream(t *testing.T) {
 	}
 }
 
+// Acknowledgements may overtake each other: what an older one says takes nothing
+// back of what a newer one granted and acknowledged.
+//
+// Contract: J1
+func TestI2AnOlderAcknowledgementTakesNothingBack(t *testing.T) {
+	s := NewSender(SenderConfig{Credit: MaxCost})
+	s.Step(t0, body(s, 1), nil)
+	s.Step(t0, body(s, 1), nil)
+	newer, older := s.Offered()+wire.MinWindow, s.Offered()
+	s.Step(t0, SendEvent{Kind: AckReceived, Acked: 2, Credit: newer}, nil)
+	s.Step(t0, SendEvent{Kind: AckReceived, Acked: 1, Credit: older}, nil)
+	if s.Credit() != newer || s.Acked() != 2 || !s.Room(wire.MaxBody) {
+		t.Errorf("credit %d of %d, %d acknowledged of 2", s.Credit(), newer, s.Acked())
+	}
+}
+
 // Once all that was in doubt is acknowledged the pace is that of the credit again.
 func TestRecoveryEnds(t *testing.T) {
 	s := NewSender(SenderConfig{Credit: wire.MaxWindow})

@@ -31,8 +31,8 @@ type Config struct {
 	StreamMemory int64
 }
 
-// Deps are a Dispatcher's collaborators. Return and Misbehaved are called from
-// the bus's callback too and must not block.
+// Deps are a Dispatcher's collaborators. Return, Misbehaved and Draining are called
+// from the bus's callback too and must not block.
 type Deps struct {
 	// Bus is Edge's connection. If it is a bus.Reconnecter, streams are resumed
 	// when it came back.
@@ -41,8 +41,11 @@ type Deps struct {
 	Return func(slot pool.Slot, how pool.Return)
 	// Misbehaved names a session that goes on breaking rules (J8), once.
 	Misbehaved func(node string, gen uint64, reason string)
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer
+	// Draining names a session whose Node refused an attempt because it drains. It
+	// comes before the Return of that attempt's slot, so nobody is granted it (D7).
+	Draining func(node string, gen uint64)
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 }
 
 // Dispatcher runs attempts. It implements Runner; its methods may be called
@@ -122,6 +125,9 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 	o, n, b, what := s.receive(now, f, decoded, maphash.Bytes(digestSeed, data))
 	if n != needNone { // before the attempt may be over, and Run with it
 		d.owe(s, n)
+	}
+	if what == last && f.ErrorClass == string(wire.Draining) && d.deps.Draining != nil {
+		d.deps.Draining(s.slot.Node, s.slot.Gen)
 	}
 	d.apply(s, o, false)
 	switch what {

@@ -14,17 +14,26 @@ import (
 // keys mean equal behaviour, on which this rests, replays check: the whole way to
 // every so-manieth state, walked by cores that nobody cloned or looked up.
 
+const maxNodes = 2
+
+var (
+	nodeNames     = [maxNodes]string{"n1", "n2"}
+	providerNames = [maxNodes]string{"p1", "p2"}
+)
+
 // The events that the explorer steps the registry with, after the messages of a
-// session (msgAdmitted to msgBeat).
+// session (msgAdmitted to msgDrainBeat).
 const (
-	ackSent = msgBeat + 1 + iota
+	ackSent = msgDrainBeat + 1 + iota
 	ackFailed
-	boundPasses
+	breaks      // the session breaks the rules of streams
+	boundPasses // about a node
+	configured  // about n1: 0 it is no longer, 1 it is again
 	registryEvents
 )
 
-// The events that it steps the pool with, each with a generation, a request or a
-// slot.
+// The events that it steps the pool with, each with a generation, a request, a
+// slot, a node or a configuration.
 const (
 	poolActivate = iota
 	poolFence
@@ -34,19 +43,44 @@ const (
 	poolCancelBound
 	poolNotSent
 	poolDeadline
+	poolDrains   // the session says that it drains
+	poolStays    // and that it does no more
+	poolDrained  // the operator drains a node
+	poolReturned // and takes that back
+	poolConfig
 	poolEvents
 )
 
 // maxArg bounds what an event is about.
-const maxArg = max(maxGen, maxSlots) + 1
+const maxArg = max(maxGen, maxSlots, configs) + 1
+
+// configuration is what the Edge is configured with: all of it is about n1.
+type configuration uint8
+
+const (
+	asBegun      configuration = iota
+	pushed                     // its adapter gets another target, and the node has not answered yet (C5)
+	retargeted                 // it has
+	withoutOne                 // its provider is gone
+	withoutNode                // the node is
+	configs      = iota
+	newTarget    = "m-new"
+	firstTarget  = "m"
+	exploredName = "m" // of the group
+)
+
+func (c configuration) String() string {
+	return [...]string{"as begun", "pushed", "retargeted", "without its provider", "without the node"}[c]
+}
 
 type registryState struct {
-	id    uint16
-	core  *Registry
-	owner uint64
-	state State
-	live  uint64
-	steps [registryEvents * maxArg]registryStep
+	id       uint16
+	core     *Registry
+	owner    [maxNodes]uint64
+	state    [maxNodes]State
+	live     [maxNodes]uint64
+	draining [maxNodes]bool
+	steps    [registryEvents * maxArg]registryStep
 }
 
 type registryStep struct {
@@ -54,15 +88,28 @@ type registryStep struct {
 	effects []Effect
 }
 
+// view is a provider in the pool's snapshot.
+type view struct {
+	there, connected           bool
+	gen                        uint64
+	target                     string
+	status, health             string
+	capacity, inFlight, queued int
+}
+
 type poolState struct {
-	id      uint16
-	core    *pool.Pool
-	gen     uint64 // of the one provider; 0: not connected
-	inUse   int
+	id    uint16
+	core  *pool.Pool
+	shown poolShown
+	steps [poolEvents * maxArg]poolStep
+}
+
+// poolShown is what the rules are about.
+type poolShown struct {
+	of      [maxNodes]view
 	held    int
 	waiting int
 	expires bool // a wait has a deadline
-	steps   [poolEvents * maxArg]poolStep
 }
 
 type poolStep struct {
@@ -72,7 +119,8 @@ type poolStep struct {
 
 // cores is what is known of both cores' states.
 type cores struct {
-	places     int
+	nodes      int
+	places     int // of each node
 	registries []*registryState
 	pools      []*poolState
 	registryBy map[string]*registryState
@@ -81,23 +129,59 @@ type cores struct {
 	key        []byte
 }
 
-func newCores(places int) *cores {
-	c := &cores{places: places, registryBy: map[string]*registryState{}, poolBy: map[string]*poolState{}}
+func newCores(nodes, places int) *cores {
+	c := &cores{nodes: nodes, places: places, registryBy: map[string]*registryState{}, poolBy: map[string]*poolState{}}
 	r, p := c.fresh()
 	c.registry(r)
 	c.pool(p)
 	return c
 }
 
+// nodeOf is whose a generation is: they are numbered over all nodes.
+func (c *cores) nodeOf(gen uint64) int { return int(gen-1) % c.nodes }
+
+// about is whose event it is.
+func (c *cores) about(event int, arg uint64) int {
+	switch {
+	case event < boundPasses:
+		return c.nodeOf(arg)
+	case event == boundPasses:
+		return int(arg)
+	default: // configured
+		return 0
+	}
+}
+
+// config is the pool's configuration.
+func (c *cores) config(as configuration) pool.Event {
+	var cfg pool.Config
+	g := pool.Group{Name: exploredName}
+	for i := range c.nodes {
+		n, a, v := nodeNames[i], pool.Adapter{Name: "a", Capacity: c.places}, pool.Provider{ID: providerNames[i], Adapter: "a", Target: firstTarget}
+		a.Node, v.Node = n, n
+		if i == 0 {
+			a.Held = as == pushed
+			if as == pushed || as == retargeted {
+				v.Target = newTarget
+			}
+		}
+		if i > 0 || as != withoutNode {
+			cfg.Adapters = append(cfg.Adapters, a)
+		}
+		if i > 0 || (as != withoutNode && as != withoutOne) {
+			cfg.Providers = append(cfg.Providers, v)
+			g.Candidates = append(g.Candidates, pool.Candidate{Provider: v.ID})
+		}
+	}
+	cfg.Groups = []pool.Group{g}
+	return pool.SetConfig(cfg)
+}
+
 // fresh makes the cores as a world begins with them.
 func (c *cores) fresh() (*Registry, *pool.Pool) {
 	p := pool.New()
-	p.Step(epoch, pool.SetConfig(pool.Config{
-		Adapters:  []pool.Adapter{{Node: "n1", Name: "a", Capacity: c.places}},
-		Providers: []pool.Provider{{ID: "p1", Node: "n1", Adapter: "a", Target: "m"}},
-		Groups:    []pool.Group{{Name: "m", Candidates: []pool.Candidate{{Provider: "p1"}}}},
-	}), nil)
-	return New(Config{Nodes: []string{"n1"}}), p
+	p.Step(epoch, c.config(asBegun), nil)
+	return New(Config{Nodes: nodeNames[:c.nodes]}), p
 }
 
 // registry returns the state that r is in, new if need be.
@@ -107,11 +191,26 @@ func (c *cores) registry(r *Registry) *registryState {
 		return s
 	}
 	s := &registryState{id: uint16(len(c.registries)), core: r}
-	s.owner, s.state = r.Owner("n1")
-	s.live = r.LiveSessions()["n1"]
+	s.look()
 	c.registries = append(c.registries, s)
 	c.registryBy[string(c.key)] = s
 	return s
+}
+
+// look reads what the rules are about, and that the snapshot says no other.
+func (s *registryState) look() {
+	live := s.core.LiveSessions()
+	for i, name := range nodeNames {
+		s.owner[i], s.state[i] = s.core.Owner(name)
+		s.live[i] = live[name]
+	}
+	for _, n := range s.core.Snapshot() {
+		i := slices.Index(nodeNames[:], n.Node)
+		s.draining[i] = n.Draining
+		if n.Connected != (s.live[i] != 0) || n.Connected != s.core.Live(n.Node, n.Gen) || n.Gen != s.owner[i] || n.State != s.state[i] {
+			breach("P6: %+v, live is %d", n, s.live[i])
+		}
+	}
 }
 
 func (c *cores) pool(p *pool.Pool) *poolState {
@@ -119,29 +218,29 @@ func (c *cores) pool(p *pool.Pool) *poolState {
 	if s := c.poolBy[string(c.key)]; s != nil {
 		return s
 	}
-	s := &poolState{id: uint16(len(c.pools)), core: p}
-	s.look()
+	s := &poolState{id: uint16(len(c.pools)), core: p, shown: look(p)}
 	c.pools = append(c.pools, s)
 	c.poolBy[string(c.key)] = s
 	return s
 }
 
-// look reads what the rules are about.
-func (s *poolState) look() {
-	snap := s.core.Snapshot()
-	v := snap.Providers[0]
-	s.gen, s.inUse, s.held, s.waiting = v.Gen, v.InFlight, snap.Held, snap.Waiting
-	s.expires = !s.core.Deadline().IsZero()
-	if v.Connected != (v.Gen != 0) {
-		breach("P6: %+v", v)
+func look(p *pool.Pool) (s poolShown) {
+	snap := p.Snapshot()
+	for _, v := range snap.Providers {
+		s.of[slices.Index(providerNames[:], v.ID)] = view{
+			there: true, connected: v.Connected, gen: v.Gen, target: v.Target, status: v.Status, health: v.Health,
+			capacity: v.Capacity, inFlight: v.InFlight, queued: v.Queued,
+		}
 	}
+	s.held, s.waiting, s.expires = snap.Held, snap.Waiting, !p.Deadline().IsZero()
+	return s
 }
 
-func (c *cores) stepRegistry(s *registryState, event int, gen uint64) *registryStep {
-	step := &s.steps[event*maxArg+int(gen)]
+func (c *cores) stepRegistry(s *registryState, event, arg int) *registryStep {
+	step := &s.steps[event*maxArg+arg]
 	if step.to == nil {
 		r := s.core.Clone()
-		step.effects = stepRegistry(r, event, gen)
+		step.effects = c.registryTakes(r, event, arg)
 		step.to = c.registry(r)
 		c.steps++
 	}
@@ -152,53 +251,81 @@ func (c *cores) stepPool(s *poolState, event, arg int) *poolStep {
 	step := &s.steps[event*maxArg+arg]
 	if step.to == nil {
 		p := s.core.Clone()
-		step.effects = stepPool(p, event, arg)
+		step.effects = c.poolTakes(p, event, arg)
 		step.to = c.pool(p)
 		c.steps++
 	}
 	return step
 }
 
-// stepRegistry lets the production core take an event.
-func stepRegistry(r *Registry, event int, gen uint64) (out []Effect) {
+// registryTakes lets the production core take an event.
+func (c *cores) registryTakes(r *Registry, event, arg int) []Effect {
 	r.fences = limiter{} // the rate of fences is not explored
 	var ev Event
+	gen := uint64(arg)
+	n := ""
+	if event < boundPasses {
+		n = nodeNames[c.about(event, gen)]
+	}
 	switch event {
 	case msgAdmitted:
-		ev = Admitted{Node: "n1", Gen: gen}
+		ev = Admitted{Node: n, Gen: gen}
 	case msgClosed:
-		ev = Closed{Node: "n1", Gen: gen}
+		ev = Closed{Node: n, Gen: gen}
 	case msgRegister:
-		ev = RegisterReceived{Node: "n1", Gen: gen, PayloadNode: "n1", ProtocolMin: 1, ProtocolMax: 1}
+		ev = RegisterReceived{Node: n, Gen: gen, PayloadNode: n, ProtocolMin: 1, ProtocolMax: 1}
 	case msgReady:
-		ev = ReadyReceived{Node: "n1", Gen: gen, PayloadNode: "n1"}
-	case msgBeat:
-		ev = HeartbeatReceived{Node: "n1", Gen: gen}
+		ev = ReadyReceived{Node: n, Gen: gen, PayloadNode: n}
+	case msgBeat, msgDrainBeat:
+		ev = HeartbeatReceived{Node: n, Gen: gen, Draining: event == msgDrainBeat}
 	case ackSent:
-		ev = ReadyAckSent{"n1", gen}
+		ev = ReadyAckSent{n, gen}
 	case ackFailed:
-		ev = ReadyAckFailed{"n1", gen}
+		ev = ReadyAckFailed{n, gen}
+	case breaks:
+		ev = Misbehaved{n, gen}
 	case boundPasses:
-		for range 2 { // Deadline may be earlier than any bound once
-			if d := r.Deadline(); !d.IsZero() {
-				out = r.Step(d, DeadlinePassed{}, out)
-			}
-		}
-		return out
+		return c.boundOf(r, nodeNames[arg])
+	case configured:
+		ev = ConfigChanged{nodeNames[1-arg : c.nodes]}
 	}
 	return r.Step(epoch, ev, nil)
 }
 
-func stepPool(p *pool.Pool, event, arg int) []pool.Effect {
+// boundOf lets the bound of a node's owner pass. Every other event is of one
+// instant, so for the other node no time passes meanwhile.
+func (c *cores) boundOf(r *Registry, name string) (out []Effect) {
+	n := r.nodes[name]
+	at := n.due
+	if n.state == Ready {
+		at = n.heard.Add(r.heartbeatBound)
+	}
+	for other, o := range r.nodes {
+		if other != name {
+			was := *o
+			o.heard, o.due = at, at.Add(time.Second)
+			defer func() { o.heard, o.due = was.heard, was.due }()
+		}
+	}
+	if d := r.Deadline(); d.IsZero() || d.After(at) {
+		breach("R10: the bound of %s is at %v, and the next is due at %v", name, at, d)
+	}
+	out = r.Step(at, DeadlinePassed{}, nil)
+	r.next = epoch // it may be too early, never too late
+	return out
+}
+
+func (c *cores) poolTakes(p *pool.Pool, event, arg int) []pool.Effect {
 	now, ev := epoch, pool.DeadlinePassed()
+	gen := uint64(arg)
 	switch event {
 	case poolActivate:
-		ev = pool.Activate("n1", uint64(arg))
+		ev = pool.Activate(nodeNames[c.nodeOf(gen)], gen)
 	case poolFence:
-		ev = pool.Fence("n1", uint64(arg), "over")
+		ev = pool.Fence(nodeNames[c.nodeOf(gen)], gen, "over")
 	case poolEnqueue: // the first to come is the first to give up
 		ev = pool.Enqueue(&pool.Request{
-			Waiter: pool.WaiterID(arg), Model: "m", Principal: "alice", MaxWait: time.Duration(arg) * time.Minute,
+			Waiter: pool.WaiterID(arg), Model: exploredName, Principal: "alice", MaxWait: time.Duration(arg) * time.Minute,
 		})
 	case poolCancel:
 		ev = pool.CancelWaiter(pool.WaiterID(arg))
@@ -210,6 +337,12 @@ func stepPool(p *pool.Pool, event, arg int) []pool.Effect {
 		ev = pool.ReturnSlot(uint64(arg), pool.ByNotSent)
 	case poolDeadline:
 		now = p.Deadline()
+	case poolDrains, poolStays:
+		ev = pool.SetDraining(nodeNames[c.nodeOf(gen)], gen, event == poolDrains)
+	case poolDrained, poolReturned:
+		ev = pool.SetDraining(nodeNames[arg], 0, event == poolDrained)
+	case poolConfig:
+		ev = c.config(configuration(arg))
 	}
 	return p.Step(now, ev, nil)
 }
@@ -221,29 +354,27 @@ type walkers struct {
 }
 
 // registry takes the step that the table has, and must end where it says.
-func (w *walkers) registry(c *cores, step *registryStep, event int, gen uint64) {
-	out := stepRegistry(w.r, event, gen)
+func (w *walkers) registry(c *cores, step *registryStep, event, arg int) {
+	out := c.registryTakes(w.r, event, arg)
 	c.key = w.r.AppendKey(c.key[:0])
 	if s := c.registryBy[string(c.key)]; s != step.to || !slices.Equal(out, step.effects) {
-		breach("the registry's key is not all there is: event %d of %d yields %v, and yielded %v", event, gen, out, step.effects)
+		breach("the registry's key is not all there is: event %d of %d yields %v, and yielded %v", event, arg, out, step.effects)
 	}
-	owner, state := w.r.Owner("n1")
-	if owner != step.to.owner || state != step.to.state || w.r.LiveSessions()["n1"] != step.to.live {
-		breach("the registry shows %d %s, and showed %d %s", owner, state, step.to.owner, step.to.state)
+	seen := registryState{core: w.r}
+	seen.look()
+	if was := step.to; seen.owner != was.owner || seen.state != was.state || seen.live != was.live || seen.draining != was.draining {
+		breach("the registry shows %v %v, and showed %v %v", seen.owner, seen.state, was.owner, was.state)
 	}
 }
 
 func (w *walkers) pool(c *cores, step *poolStep, event, arg int) {
-	out := stepPool(w.p, event, arg)
+	out := c.poolTakes(w.p, event, arg)
 	c.key = w.p.AppendKey(c.key[:0])
 	if s := c.poolBy[string(c.key)]; s != step.to || !slices.Equal(out, step.effects) {
 		breach("the pool's key is not all there is: event %d of %d yields %v, and yielded %v", event, arg, out, step.effects)
 	}
-	seen := poolState{core: w.p}
-	seen.look()
-	if was := step.to; seen.gen != was.gen || seen.inUse != was.inUse || seen.held != was.held ||
-		seen.waiting != was.waiting || seen.expires != was.expires {
-		breach("the pool shows %+v", w.p.Snapshot())
+	if seen := look(w.p); seen != step.to.shown {
+		breach("the pool shows %+v, and showed %+v", seen, step.to.shown)
 	}
 }
 

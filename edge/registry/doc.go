@@ -39,7 +39,8 @@
 //
 // explore_test.go visits every state of small worlds around this core and
 // edge/pool's; make explore the millions of larger ones. mutants_test.go lists wrong
-// variants of both cores that the tests must find: make mutants.
+// variants of both cores, and of those of broker, Node and streams, that the tests
+// must find: make mutants.
 //
 // It leaves to others: the check of signatures (the verdict is in the event),
 // what is configured on a node, slots, attempts, sending heartbeats.

@@ -13,10 +13,11 @@ import (
 )
 
 // The explorer drives the production cores through every order of a small world:
-// one node with a place or two, a few generations, one to three requests, and a
-// network that loses, repeats and reorders. It visits every state once, checks the
-// rules in each, and from each lets the faults end and looks whether all comes to
-// rest. cores_test.go is how it drives the cores, world_test.go the world and its
+// one node with a place or two, or two that share a queue, a few generations, one
+// to three requests, and a network that loses, repeats and reorders; nodes that
+// drain, an operator who drains them and changes the configuration. It visits every
+// state once, checks the rules in each, and from each lets the faults end and looks
+// whether all comes to rest. cores_test.go is how it drives the cores, world_test.go the world and its
 // rules.
 
 var worldSize = flag.String("worlds", "small", "explore the `small` worlds, the large ones (make explore) or the huge ones")
@@ -25,8 +26,9 @@ var worldSize = flag.String("worlds", "small", "explore the `small` worlds, the 
 // an explorer that sees less does not pass for one that found nothing.
 type exploration struct {
 	name     string
-	gens     int
-	places   int
+	nodes    int // 1 if 0
+	gens     int // of all nodes; the first node has the odd ones of two
+	places   int // of each node; 1 if 0
 	requests int
 	may      faults
 	replay   int // every how many states the way there is walked again
@@ -43,15 +45,37 @@ var worlds = map[string][]exploration{
 		{name: "callers", gens: 1, requests: 2, replay: 8, states: 1_374, may: faults{leaves: 2, givesUp: 1, crashes: 1}},
 		{name: "repetition", gens: 1, requests: 2, replay: 8, states: 4_331, may: faults{dups: 2, fails: 1}},
 		{name: "waits", gens: 1, requests: 3, places: 2, replay: 8, states: 11_759, may: faults{expires: 2, crashes: 1, fails: 1}},
+		{name: "draining", gens: 1, requests: 2, replay: 8, states: 2_337, may: faults{drains: 1, beats: 1}},
+		{name: "draining in a takeover", gens: 2, requests: 1, replay: 8, states: 9_198, may: faults{drains: 1}},
+		{name: "operator", gens: 1, requests: 2, replay: 8, states: 2_107, may: faults{operator: 2, drains: 1}},
+		{name: "operator in a takeover", gens: 2, requests: 1, replay: 8, states: 3_300, may: faults{operator: 1}},
+		{name: "reloads", gens: 1, requests: 2, replay: 8, states: 6_891, may: faults{changes: 2, crashes: 1}},
+		{name: "reload in a takeover", gens: 2, requests: 1, replay: 8, states: 11_618, may: faults{changes: 1}},
+		{name: "breaches", gens: 2, requests: 1, replay: 8, states: 6_934, may: faults{breaches: 1}},
+		{name: "two nodes", nodes: 2, gens: 2, requests: 2, replay: 8, states: 27_301, may: faults{crashes: 1}},
+		{name: "two nodes, silence", nodes: 2, gens: 2, requests: 1, replay: 8, states: 5_994, may: faults{suspects: 1}},
 	},
 	"large": {
 		{name: "all faults", gens: 2, requests: 1, replay: 64, states: 1_697_648, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1, crashes: 1}},
-		{name: "network", gens: 2, requests: 2, replay: 64, states: 2_356_499, may: faults{drops: 2, dups: 2}},
 		{name: "callers", gens: 2, requests: 2, replay: 64, states: 1_292_177, may: faults{crashes: 1, dups: 1, fails: 1, leaves: 1, givesUp: 1}},
 		{name: "two places", gens: 2, requests: 3, places: 2, replay: 64, states: 996_151, may: faults{vanishes: 1, suspects: 1, expires: 1}},
 		{name: "three generations", gens: 3, requests: 1, replay: 64, states: 771_970, may: faults{crashes: 1, suspects: 1}},
+		{name: "draining", gens: 2, requests: 2, replay: 64, states: 180_885, may: faults{drains: 2, crashes: 1}},
+		{name: "operator", gens: 2, requests: 2, replay: 64, states: 339_839, may: faults{operator: 2, crashes: 1, drains: 1}},
+		{name: "reloads", gens: 2, requests: 2, replay: 64, states: 444_109, may: faults{changes: 3}},
+		{name: "reloads and silence", gens: 2, requests: 1, replay: 64, states: 414_824, may: faults{changes: 2, suspects: 1, drains: 1}},
+		{name: "breaches", gens: 2, requests: 2, replay: 64, states: 514_304, may: faults{breaches: 2, dups: 1}},
+		{name: "two nodes", nodes: 2, gens: 2, requests: 3, replay: 64, states: 1_180_656, may: faults{suspects: 1, operator: 1}},
+		{name: "two nodes, reloads", nodes: 2, gens: 2, requests: 2, replay: 64, states: 202_018, may: faults{changes: 1, drains: 1}},
+		{name: "two nodes, a takeover", nodes: 2, gens: 3, requests: 2, replay: 64, states: 401_233},
 	},
 	"huge": {
+		{name: "two nodes, faults", nodes: 2, gens: 2, requests: 2, replay: 256, states: 1_540_803, may: faults{suspects: 1, drains: 1, drops: 1}},
+		{name: "two nodes, a takeover", nodes: 2, gens: 3, requests: 2, replay: 256, states: 2_603_521, may: faults{suspects: 1}},
+		{name: "operator", gens: 2, requests: 2, replay: 256, states: 339_839, may: faults{operator: 2, crashes: 1, drains: 1}},
+		{name: "lossy drains", gens: 2, requests: 2, replay: 256, states: 1_844_339, may: faults{drains: 1, drops: 1, dups: 1}},
+		{name: "lossy reloads", gens: 2, requests: 2, replay: 256, states: 7_815_633, may: faults{changes: 2, drops: 1, dups: 1}},
+		{name: "breaches of zombies", gens: 2, requests: 2, replay: 256, states: 1_966_620, may: faults{breaches: 2, beats: 1, dups: 1}},
 		{name: "two callers", gens: 2, requests: 2, replay: 256, states: 5_544_583, may: faults{drops: 1, dups: 1, beats: 1, suspects: 1}},
 		{name: "zombies", gens: 3, requests: 2, replay: 256, states: 8_488_389, may: faults{beats: 1, suspects: 1}},
 		{name: "three generations repeated", gens: 3, requests: 1, replay: 256, states: 5_304_080, may: faults{vanishes: 1, suspects: 1, dups: 1}},
@@ -64,7 +88,7 @@ var worlds = map[string][]exploration{
 	},
 }
 
-// Contract: R1 R4 R5 R6 R9 R10 F2 F3 F4 F5 F10 P8 P9 Q4
+// Contract: R1 R4 R5 R6 R9 R10 F2 F3 F4 F5 F10 P4 P6 P8 P9 Q4 D7 J8
 func TestExplore(t *testing.T) {
 	all, ok := worlds[*worldSize]
 	if !ok {
@@ -90,8 +114,8 @@ func TestExplore(t *testing.T) {
 		}
 	})
 	t.Logf("%d states, %d transitions in %v; complete", states, moves, time.Since(began).Round(100*time.Millisecond))
-	t.Logf("stale events %d, late terminals %d, slots granted %d, fenced %d, returned %d, requests refused %d, strangers told %d",
-		sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered)
+	t.Logf("stale events %d, late terminals %d, slots granted %d, fenced %d, returned %d, requests refused %d, strangers told %d, passed from node to node %d, states with places held back %d",
+		sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered, sum.passed, sum.held)
 	if t.Failed() {
 		return
 	}
@@ -100,7 +124,7 @@ func TestExplore(t *testing.T) {
 			t.Errorf("no world did: %s", move{kind: moveKind(kind)})
 		}
 	}
-	if min(sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered) == 0 {
+	if min(sum.stale, sum.late, sum.granted, sum.fenced, sum.released, sum.refused, sum.answered, sum.passed, sum.held) == 0 {
 		t.Error("a rule had nothing to hold against")
 	}
 }
@@ -113,6 +137,7 @@ func (t *tally) add(o *tally) (moves int) {
 	}
 	t.stale, t.late, t.granted, t.fenced = t.stale+o.stale, t.late+o.late, t.granted+o.granted, t.fenced+o.fenced
 	t.released, t.refused, t.answered = t.released+o.released, t.refused+o.refused, t.answered+o.answered
+	t.passed, t.held = t.passed+o.passed, t.held+o.held
 	return moves
 }
 
@@ -183,7 +208,7 @@ func (v *visited) path(at int) (moves []move) {
 func (x exploration) run(t *testing.T) (int, *tally) {
 	var (
 		began   = time.Now()
-		cores   = newCores(max(x.places, 1))
+		cores   = newCores(max(x.nodes, 1), max(x.places, 1))
 		counted tally // the moves that explore
 		beside  tally // those of the calm and of replays
 		first   = world{state: state{faults: x.may}, cores: cores, tally: &counted}

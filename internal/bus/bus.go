@@ -67,6 +67,12 @@ type Conn interface {
 	Close()
 }
 
+// Retirer is a Conn that hears when its server is about to stop (a server's lame-duck
+// mode). The channel is closed then; the connection lives on for a while.
+type Retirer interface {
+	Retiring() <-chan struct{}
+}
+
 // Reconnecter is a Conn that can come back by itself (Edge's; a Node's never
 // does: S2). The channel receives a value each time it has.
 type Reconnecter interface {

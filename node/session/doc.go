@@ -17,7 +17,7 @@
 //	                           +---- any failure, any end of session --+
 //
 //	AwaitingReady, Ready --stop--> Draining --idle, or the bounds--> Closed
-//	Ready --renew--> Draining --idle, or its bound--> Waiting
+//	Ready --leave--> Draining --idle, or its bound--> Waiting
 //	any other state      --stop---------------------------------->  Closed
 //	attempts exhausted, a local fault --------------------------->  Closed
 //
@@ -38,9 +38,10 @@
 //	I7  Every step before ready ends within its bound; a ready session ends when
 //	    Edge's heartbeats stop or come from another instance (F9).
 //	I8  EndSession is ordered once per session; Exit once, and nothing after it.
-//	I9  A renewal is of a ready session alone. It takes what Edge sends before it has
-//	    heard of the drain, ends nothing that runs before its bound, and leads to the
-//	    next dial as a lost session does (B8).
+//	I9  A leave, for newer keys or because the broker is about to stop, is of a ready
+//	    session alone. It takes what Edge sends before it has heard of the drain, ends
+//	    nothing that runs before its bound, and leads to the next dial as a lost
+//	    session does (B8, Y6).
 //
 // Left to others: what the messages hold, who verifies them, the tunnels.
 package session

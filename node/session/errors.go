@@ -35,12 +35,13 @@ const (
 	Lost        Reason = "lost" // the connection ended
 	Stopped     Reason = "stopped"
 	Renewed     Reason = "renewed" // our own doing: the next dial shows a newer certificate (B8)
+	Retired     Reason = "retired" // the broker said that it is about to stop (Y6)
 )
 
 // Reasons lists them all.
 var Reasons = []Reason{
 	Unreachable, Denied, Duplicate, WrongName, NoToken, Refused, BadConfig, NotReady,
-	StepBound, Superseded, Fenced, Expired, Silent, EdgeChanged, Lost, Stopped, Renewed,
+	StepBound, Superseded, Fenced, Expired, Silent, EdgeChanged, Lost, Stopped, Renewed, Retired,
 }
 
 // ReasonOf reads the reason word a peer gave. Two of them change what follows, one is an

@@ -15,7 +15,7 @@ var kinds = map[string]Kind{
 	"start": Started, "connected": Connected, "dial-failed": DialFailed, "local-fault": LocalFault,
 	"granted": Granted, "registered": RegisterAnswered, "applied": Applied, "ready": ReadyAnswered,
 	"heartbeat": HeartbeatReceived, "spoke": EdgeSpoke, "fence": FenceReceived, "lost": ConnectionLost, "idle": Idle,
-	"due": DeadlinePassed, "stop": StopAsked, "renew": RenewAsked,
+	"due": DeadlinePassed, "stop": StopAsked, "leave": LeaveAsked,
 }
 
 // epoch is where every script begins.

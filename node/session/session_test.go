@@ -66,6 +66,19 @@ func TestIdentify(t *testing.T) {
 	if DeniedReason("duplicate.17") != Duplicate || DeniedReason("revoked") != Denied || DeniedReason("superseded") != Superseded {
 		t.Error("the lobby's words are read otherwise")
 	}
+	for words, want := range map[string]string{
+		"revoked":                "revoked",
+		"duplicate":              "duplicate",
+		"duplicate.soon":         "duplicate.soon",
+		"duplicate.946684800":    "duplicate: another instance of this node is connected since 2000-01-01T00:00:00Z",
+		"unknown_node.946684800": "unknown_node.946684800",
+		"duplicate.-1":           "duplicate: another instance of this node is connected since 1969-12-31T23:59:59Z",
+		"duplicate.1.2":          "duplicate.1.2",
+	} {
+		if got := Told(words); got != want {
+			t.Errorf("%q is told as %q", words, got)
+		}
+	}
 }
 
 // model checks the invariants of doc.go from the effects alone.
@@ -114,6 +127,9 @@ func TestInvariants(t *testing.T) {
 			if c.State() == Waiting && was != Waiting {
 				m.wait(t, c.Deadline().Sub(now))
 			}
+			if m.live == before.gen && m.live != 0 && mustEnd(&before, now, ev) {
+				t.Fatalf("F9 F10 R5: session %d goes on after %+v in %v", m.live, ev, was)
+			}
 			if s := c.State(); s != 0 && s != Closed && s != Dialling && c.Deadline().IsZero() {
 				t.Fatalf("I7: nothing is due in %v", s)
 			}
@@ -121,8 +137,12 @@ func TestInvariants(t *testing.T) {
 		step(Event{Kind: Started})
 		reasons := []Reason{Superseded, Duplicate, "", "other"}
 		for range rapid.IntRange(1, 120).Draw(t, "events") {
+			kind := Kind(rapid.IntRange(int(Started), int(LeaveAsked)).Draw(t, "kind")) //nolint:gosec // in range
+			if due, ok := answers[c.State()]; ok && rapid.Bool().Draw(t, "answered") {
+				kind = due // or too few sessions would be ready
+			}
 			ev := Event{
-				Kind: Kind(rapid.IntRange(int(Started), int(RenewAsked)).Draw(t, "kind")), //nolint:gosec // in range
+				Kind: kind,
 				OK:   rapid.IntRange(0, 5).Draw(t, "ok") > 0, Instance: rapid.SampledFrom([]string{"e1", "e1", "e1", "e2", ""}).Draw(t, "edge"),
 				Reason: rapid.SampledFrom(reasons).Draw(t, "reason"), Rand: rapid.Float64Range(0, 0.999).Draw(t, "rand"),
 				Interval: time.Duration(rapid.IntRange(0, 3).Draw(t, "beat")) * time.Second,
@@ -152,7 +172,7 @@ func TestInvariants(t *testing.T) {
 				if d := c.Deadline(); d.After(now) {
 					now = d
 				}
-			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, EdgeSpoke, FenceReceived, ConnectionLost, Idle, RenewAsked:
+			case Granted, RegisterAnswered, Applied, ReadyAnswered, HeartbeatReceived, EdgeSpoke, FenceReceived, ConnectionLost, Idle, LeaveAsked:
 				ev.Gen = c.Generation()
 				if rapid.IntRange(0, 9).Draw(t, "stale") == 0 {
 					ev.Gen = gen + 1
@@ -161,6 +181,34 @@ func TestInvariants(t *testing.T) {
 			step(ev)
 		}
 	})
+}
+
+// answers is what each state waits for.
+var answers = map[State]Kind{
+	Waiting: DeadlinePassed, Dialling: Connected, Admitted: Granted, Registering: RegisterAnswered,
+	Applying: Applied, AwaitingReady: ReadyAnswered,
+}
+
+// mustEnd reports whether an event leaves the session that c has no way to go on.
+func mustEnd(c *Core, now time.Time, ev Event) bool {
+	if ev.Kind == DeadlinePassed {
+		return (c.state == Ready || c.state == Draining) && !now.Before(c.heard.Add(c.bound))
+	}
+	if ev.Gen != c.gen {
+		return false
+	}
+	switch ev.Kind {
+	case FenceReceived, ConnectionLost:
+		return true
+	case HeartbeatReceived:
+		return c.instance != "" && ev.Instance != c.instance
+	case ReadyAnswered:
+		return !ev.OK && c.state >= AwaitingReady
+	case Granted, RegisterAnswered, Applied:
+		return !ev.OK && answers[c.state] == ev.Kind
+	default:
+		return false
+	}
 }
 
 func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
@@ -190,8 +238,8 @@ func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
 			t.Fatal("I5: ready before work is taken")
 		}
 	case RefuseWork:
-		if ev.Kind == RenewAsked {
-			t.Fatal("I9: a renewal refuses what Edge has sent already")
+		if ev.Kind == LeaveAsked {
+			t.Fatal("I9: a leave refuses what Edge has sent already")
 		}
 		m.draining = true
 	case EndSession:

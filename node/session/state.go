@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -124,7 +125,7 @@ const (
 	Idle                              // nothing is open any more; told while Draining
 	DeadlinePassed                    // Deadline() is due
 	StopAsked                         // local shutdown
-	RenewAsked                        // there are newer keys: drain for Bound at the most, then dial anew
+	LeaveAsked                        // for Reason (Renewed, Retired): drain for Bound at the most, then dial anew
 )
 
 // Event is one event.
@@ -195,7 +196,7 @@ type Core struct {
 	due    time.Time // Waiting: the dial. Steps: the bound. Draining: grace, then cut
 	resend time.Time // the unanswered request goes out again; zero: nothing to repeat
 	cut    bool      // Draining: CutRest was ordered
-	renew  bool      // Draining: for newer keys, not for a stop
+	leave  Reason    // Draining: why, if it is not for a stop
 	refuse time.Time // Draining: RefuseWork is due; zero: it was ordered
 }
 
@@ -238,6 +239,17 @@ func Identify(user, edge, node string) (s subjects.Session, denied string, err e
 		return subjects.Session{}, "", fmt.Errorf("%w: %s.%s instead of %s.%s", ErrWrongName, s.Edge, s.Node, edge, node)
 	}
 	return s, "", nil
+}
+
+// Told is what the lobby's words mean to people.
+func Told(denied string) string {
+	word, detail, _ := strings.Cut(denied, ".")
+	if Reason(word) == Duplicate {
+		if since, err := strconv.ParseInt(detail, 10, 64); err == nil {
+			return "duplicate: another instance of this node is connected since " + time.Unix(since, 0).UTC().Format(time.RFC3339)
+		}
+	}
+	return denied
 }
 
 // DeniedReason is the reason behind the lobby's words.

@@ -108,9 +108,9 @@ func (c *Core) inSession(now time.Time, ev Event, out []Effect) []Effect {
 		if c.state == Draining {
 			return c.end(now, c.drained(), ev.Rand, out)
 		}
-	case RenewAsked:
+	case LeaveAsked:
 		if c.state == Ready {
-			return c.renewal(now, ev.Bound, out)
+			return c.leaving(now, ev.Reason, ev.Bound, out)
 		}
 	default: // Step takes the rest, in a session or not
 	}
@@ -192,8 +192,8 @@ func (c *Core) stop(now time.Time, out []Effect) []Effect {
 		}
 		c.become(now, Draining, 0)
 		return c.refuseWork(now, out)
-	case Draining: // for newer keys
-		c.renew, c.cut, c.due = false, false, now.Add(c.cfg.StopGrace)
+	case Draining: // to dial anew
+		c.leave, c.cut, c.due = "", false, now.Add(c.cfg.StopGrace)
 		return c.refuseWork(now, out)
 	case Dialling:
 		return out // the dial ends first, as a failure or as a session to close (I1)
@@ -204,11 +204,11 @@ func (c *Core) stop(now time.Time, out []Effect) []Effect {
 	}
 }
 
-// renewal drains for newer keys. What Edge has sent before it heard of that is still
-// taken: nothing may be lost to what nobody has asked for.
-func (c *Core) renewal(now time.Time, bound time.Duration, out []Effect) []Effect {
+// leaving drains for another session. What Edge has sent before it heard of that is
+// still taken: nothing may be lost to what nobody has asked for.
+func (c *Core) leaving(now time.Time, why Reason, bound time.Duration, out []Effect) []Effect {
 	c.become(now, Draining, 0)
-	c.renew, c.due = true, now.Add(bound)
+	c.leave, c.due = why, now.Add(bound)
 	c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)
 	return append(out, Effect{Kind: SendHeartbeat, Gen: c.gen, Draining: true})
 }
@@ -223,8 +223,8 @@ func (c *Core) refuseWork(now time.Time, out []Effect) []Effect {
 
 // drained is why a session that was drained has ended.
 func (c *Core) drained() Reason {
-	if c.renew {
-		return Renewed
+	if c.leave != "" {
+		return c.leave
 	}
 	return Stopped
 }
@@ -277,7 +277,7 @@ func (c *Core) become(now time.Time, s State, resend time.Duration) {
 	case Draining:
 		c.due, c.cut = now.Add(c.cfg.StopGrace), false
 	case Waiting, Dialling, Closed:
-		c.gen, c.ready, c.instance, c.beatAt, c.renew, c.refuse = 0, false, "", time.Time{}, false, time.Time{}
+		c.gen, c.ready, c.instance, c.beatAt, c.leave, c.refuse = 0, false, "", time.Time{}, "", time.Time{}
 	case Ready:
 	}
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -335,6 +336,44 @@ func TestPendingEndsAfterItsBound(t *testing.T) {
 	}
 	if f.Log.Count("node.disconnected") != 0 {
 		t.Error("node.disconnected for a session that never was connected")
+	}
+}
+
+// A Node whose word that it drains was lost says it with the first request that it
+// refuses: nothing more is sent to it, and who comes waits for its next session.
+//
+// Contract: D7 P9 F4
+func TestTheFirstRefusalOfADrainingNodeIsItsWord(t *testing.T) {
+	f := raw(t, nil)
+	instance := wire.NewToken()
+	n := f.DialRaw("raw", instance)
+	n.Register(1, nil)
+	n.Ready(1, "raw")
+	refused := call(t, f)
+	run := n.Await(subjects.Tunnel, 1).Run
+	waiting := call(t, f)
+	n.Await(subjects.Tunnel, 2)
+	n.Say(subjects.Frame, run, &iopv1.ProviderTunnelFrame{
+		RunId: run, Sequence: 1, Kind: iopv1.ProviderTunnelFrame_ERROR, ErrorClass: string(wire.Draining), Error: "draining",
+	})
+	if r := get(t, f, refused); r.status != 503 || !strings.Contains(r.body, "draining") {
+		t.Errorf("refused: %+v", r)
+	}
+	later := call(t, f)
+	waitFor(t, f, func(held, waiting int) bool { return held == 1 && waiting == 1 })
+	n.Answer(n.Await(subjects.Tunnel, 2).Run, "{}") // what runs goes on
+	if r := get(t, f, waiting); r.status != 200 {
+		t.Errorf("what ran: %+v", r)
+	}
+	next := f.DialRaw("raw", instance)
+	next.Register(1, nil)
+	next.Ready(1, "raw")
+	next.Answer(next.Await(subjects.Tunnel, 1).Run, `{"next":1}`)
+	if r := get(t, f, later); r.status != 200 || r.body != `{"next":1}` {
+		t.Errorf("who waited: %+v", r)
+	}
+	if verbs := n.Verbs(); len(verbs) > 0 && strings.Count(fmt.Sprint(verbs), string(subjects.Tunnel)) != 2 {
+		t.Errorf("the draining node was sent %v", verbs)
 	}
 }
 

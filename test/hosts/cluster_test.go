@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -104,5 +105,74 @@ func TestAnyBrokerOfThreeKilled(t *testing.T) {
 	}
 	for _, b := range brokers {
 		b.stop()
+	}
+}
+
+// One of three brokers is told to stop while its Nodes stream, and calls go on all the
+// while: what runs ends whole, the Nodes are elsewhere by then, and nobody is refused.
+//
+// Contract: Y6 D7 Y2
+func TestBrokerToldToStop(t *testing.T) {
+	nodes := []string{"n1", "n2", "n3", "n4"}
+	f := newFabric(t, 3, nodes...)
+	brokers := make([]*process, 3)
+	for i := range brokers {
+		brokers[i] = f.start(fmt.Sprintf("broker-%d", i+1))
+	}
+	edge := f.start("edge")
+	gens, daemons := map[string]uint64{}, map[string]*process{}
+	for _, n := range nodes {
+		daemons[n] = f.start("node-" + n)
+	}
+	for _, n := range nodes {
+		gens[n] = edge.connected(n, 0)
+	}
+	// The one where most of them are: of four there is one with two.
+	at := map[string][]string{}
+	most := ""
+	for _, n := range nodes {
+		a := daemons[n].dials()
+		if at[a] = append(at[a], n); len(at[a]) > len(at[most]) {
+			most = a
+		}
+	}
+	finish := make(chan struct{})
+	var streams []*http.Response
+	for _, n := range nodes {
+		s, _ := f.open(n, fakeprovider.Wait(finish), fakeprovider.Chunk(doneEvent), fakeprovider.LastChunk())
+		streams = append(streams, s)
+	}
+	var stopping *process
+	for i, b := range brokers {
+		if fmt.Sprint(f.net, i+1) == most {
+			stopping = b
+		}
+	}
+	begin := time.Now()
+	stopping.signal(syscall.SIGTERM)
+	for _, n := range at[most] {
+		daemons[n].log.AwaitEvent(t, "node.state", "state=draining")
+	}
+	t.Logf("%s told to stop (the Edge on it: %v): its Nodes %v drain after %v", stopping.name, edge.dials() == most, at[most], time.Since(begin).Round(time.Millisecond))
+	close(finish)
+	for i, got := range rest(streams) {
+		if got != doneEvent {
+			t.Errorf("the stream of %s ended as %q", nodes[i], got)
+		}
+	}
+	for _, n := range at[most] { // who comes meanwhile waits for the next session
+		f.served(n)
+		gens[n] = edge.connected(n, gens[n])
+	}
+	t.Logf("they are elsewhere, and serve, %v after the signal", time.Since(begin).Round(time.Millisecond))
+	if code := stopping.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	t.Logf("it ended %v after the signal", time.Since(begin).Round(time.Millisecond))
+	for _, n := range nodes {
+		f.served(n)
+		if lost := daemons[n].log.Count("node.session_ended"); lost > 1 {
+			t.Errorf("%s has lost %d sessions", n, lost)
+		}
 	}
 }

@@ -17,6 +17,12 @@ var quick = []string{"IOP_EDGE_HEARTBEAT_INTERVAL=100ms", "IOP_EDGE_HEARTBEAT_BO
 
 const quickBroker = "IOP_BROKER_HEARTBEAT_BOUND=1s"
 
+// patient is for tests in which a session that ends for a busy machine's sake would
+// pass for a fault.
+var patient = []string{"IOP_EDGE_HEARTBEAT_INTERVAL=300ms", "IOP_EDGE_HEARTBEAT_BOUND=3s"}
+
+const patientBroker = "IOP_BROKER_HEARTBEAT_BOUND=3s"
+
 // Node and Edge are up before their broker is, and wait for it; all of it streams;
 // each stops well when it is told to.
 //

@@ -212,6 +212,12 @@ func (p *process) kill() {
 	<-p.done
 }
 
+// stop is SIGTERM, and waits.
+func (p *process) stop() {
+	p.signal(syscall.SIGTERM)
+	<-p.done
+}
+
 func (p *process) pause()  { p.signal(syscall.SIGSTOP) }
 func (p *process) resume() { p.signal(syscall.SIGCONT) }
 

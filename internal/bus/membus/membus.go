@@ -132,6 +132,7 @@ type Conn struct {
 	bus         *Bus
 	inbox       string
 	closed      chan struct{}
+	retiring    chan struct{}
 	reconnected chan struct{}
 
 	// Under bus.mu.
@@ -148,7 +149,7 @@ var (
 
 // Connect makes a connection that is answered below the inbox prefix.
 func (b *Bus) Connect(inbox string) *Conn {
-	c := &Conn{bus: b, inbox: inbox, closed: make(chan struct{}), reconnected: make(chan struct{}, 1)}
+	c := &Conn{bus: b, inbox: inbox, closed: make(chan struct{}), retiring: make(chan struct{}), reconnected: make(chan struct{}, 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.conns = append(b.conns, c)
@@ -333,6 +334,12 @@ func (c *Conn) Flush(ctx context.Context) error {
 
 // Inbox is the prefix given to Connect.
 func (c *Conn) Inbox() string { return c.inbox }
+
+// Retiring is closed by Retire.
+func (c *Conn) Retiring() <-chan struct{} { return c.retiring }
+
+// Retire says that the server is about to stop. Once is enough.
+func (c *Conn) Retire() { close(c.retiring) }
 
 // Closed is closed when the connection has ended.
 func (c *Conn) Closed() <-chan struct{} { return c.closed }

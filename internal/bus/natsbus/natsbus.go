@@ -70,7 +70,7 @@ const (
 	anyPings = 1 << 30
 )
 
-// Conn is a bus.Conn and a bus.Reconnecter.
+// Conn is a bus.Conn, a bus.Reconnecter and a bus.Retirer.
 type Conn struct {
 	nc          *nats.Conn
 	inbox       string
@@ -78,6 +78,7 @@ type Conn struct {
 	stop        context.CancelFunc // ends the dialer, and so a reconnect in its midst
 	reconnected chan struct{}
 	closed      chan struct{}
+	retiring    chan struct{}
 	dialer      *dialer
 	reconnects  bool
 
@@ -90,6 +91,7 @@ var (
 	_ bus.Conn        = (*Conn)(nil)
 	_ bus.Reconnecter = (*Conn)(nil)
 	_ bus.Redialer    = (*Conn)(nil)
+	_ bus.Retirer     = (*Conn)(nil)
 )
 
 // Dial connects, or says why not; Classify reads its error.
@@ -117,6 +119,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		stop:        stop,
 		reconnected: make(chan struct{}, 1), // a signal, not a count
 		closed:      make(chan struct{}),
+		retiring:    make(chan struct{}),
 	}
 	// nats.Connect knows no context. So the sockets it opens are ours, and the end
 	// of the context closes them under it: it then returns at once.
@@ -157,6 +160,7 @@ func servers(urls []string) string {
 }
 
 func (c *Conn) options(o Options, d *dialer) []nats.Option {
+	var retire sync.Once
 	opts := []nats.Option{
 		nats.Name(o.Name),
 		nats.Timeout(o.Timeout),
@@ -176,6 +180,7 @@ func (c *Conn) options(o Options, d *dialer) []nats.Option {
 			default:
 			}
 		}),
+		nats.LameDuckModeHandler(func(*nats.Conn) { retire.Do(func() { close(c.retiring) }) }),
 		nats.ClosedHandler(func(nc *nats.Conn) {
 			c.note(nc.LastError())
 			c.stop()
@@ -298,6 +303,10 @@ func (c *Conn) Redial() {
 		_ = c.nc.ForceReconnect() // one that is closed stays so, one that is away comes back
 	}
 }
+
+// Retiring is closed when a server has said that it is about to stop. A connection
+// that comes back may be at another one by then.
+func (c *Conn) Retiring() <-chan struct{} { return c.retiring }
 
 // Closed is closed when the connection is over for good.
 func (c *Conn) Closed() <-chan struct{} { return c.closed }

@@ -246,6 +246,28 @@ func TestN3NodeConnectionIsOverAtItsFirstLoss(t *testing.T) {
 	}
 }
 
+// A server that is about to stop says so while the connection still serves.
+//
+// Contract: Y6
+func TestRetiringServerIsHeard(t *testing.T) {
+	b := newBroker(t)
+	c := dial(t, b.options(t))
+	select {
+	case <-c.Retiring():
+		t.Fatal("told before it was so")
+	default:
+	}
+	done := make(chan struct{})
+	go func() { b.LameDuckShutdown(); close(done) }()
+	wait(t, c.Retiring(), "Retiring")
+	if err := c.Flush(t.Context()); err != nil {
+		t.Errorf("the connection is of no more use: %v", err)
+	}
+	c.Close()
+	b.Shutdown()
+	wait(t, done, "the server's end")
+}
+
 // Contract: J5
 func TestEdgeConnectionComesBack(t *testing.T) {
 	b := newBroker(t)
