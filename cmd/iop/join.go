@@ -14,6 +14,7 @@ func newJoin() *cobra.Command {
 	var (
 		dir, logLevel   string
 		noStart, asJSON bool
+		brokerURLs      []string
 	)
 	cmd := &cobra.Command{
 		Use:   "join HOST:PORT TOKEN",
@@ -23,6 +24,8 @@ func newJoin() *cobra.Command {
 The keys are made here, in the folder, and never leave it; the line is good once. Whom it dials is known by the line,
 not by its name. The same command again just starts the node; so does "iop join" alone. One that was cut off goes on
 where it was.
+
+--broker-url says what the node dials where the authority's word is not right here, such as behind a leaf.
 
 HTTPS_PROXY is followed. To keep the line out of the list of processes, write - for TOKEN and give it on standard input.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -37,7 +40,7 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 				return err
 			}
 			errs := cmd.ErrOrStderr()
-			j := up.Join{Folder: folder, Tell: func(s string) { fmt.Fprintln(errs, "iop:", s) }}
+			j := up.Join{Folder: folder, BrokerURLs: brokerURLs, Tell: func(s string) { fmt.Fprintln(errs, "iop:", s) }}
 			if len(args) == 2 {
 				j.Authority, j.Token = args[0], args[1]
 			}
@@ -83,6 +86,7 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 	}
 	f := cmd.Flags()
 	f.StringVar(&dir, "dir", "", "folder for keys and configuration (default $XDG_DATA_HOME/iop-node or ~/.local/share/iop-node)")
+	f.StringArrayVar(&brokerURLs, "broker-url", nil, "dial this instead of what the authority says, such as tls://attic.example:4222; may be given again")
 	f.BoolVar(&noStart, "no-start", false, "join, and do not run the node")
 	f.BoolVar(&asJSON, "json", false, "print one line of JSON when it runs, or has joined")
 	f.StringVar(&logLevel, "log-level", "", "debug, info, warn or error (default info)")

@@ -133,6 +133,11 @@ func TestInvitations(t *testing.T) {
 	if !strings.Contains(out, "gpu1  open") || !strings.Contains(out, "in 59m") {
 		t.Errorf("the list:\n%s", out)
 	}
+	var i adminapi.Invited
+	far := mustIOP(t, with("invite", "gpu4", "--json", "--broker-url", "tls://attic.example:4222", "--broker-url", "tls://attic.example:4223")...)
+	if err := json.Unmarshal([]byte(far), &i); err != nil || len(i.BrokerURLs) != 2 || i.BrokerURLs[1] != "tls://attic.example:4223" || i.Warning != "" {
+		t.Errorf("%v: %s", err, far)
+	}
 	mustIOP(t, with("invite", "--cancel", "gpu1")...)
 	if code, _, errs := ended(t, append(line, "--dir", t.TempDir())...); code != exitFailed || !strings.Contains(errs, "not good") {
 		t.Errorf("a withdrawn line: %d %s", code, errs)
@@ -149,6 +154,10 @@ func TestInvitations(t *testing.T) {
 		"too short":           {with("invite", "gpu3", "--expires", "1s"), exitFailed, "one minute to 30 days"},
 		"too long":            {with("invite", "gpu3", "--expires", "1000h"), exitFailed, "one minute to 30 days"},
 		"two in one":          {with("invite", "--list", "--cancel", "gpu1"), exitUsage, "give one of them"},
+		"two to dial":         {with("invite", "gpu3", "--leaf", "attic", "--broker-url", "tls://h:1"), exitUsage, "give one of them"},
+		"not to be dialled":   {with("invite", "gpu3", "--broker-url", "nats://h:1"), exitUsage, "want tls://host:port"},
+		"an unknown leaf":     {with("invite", "gpu3", "--leaf", "attic"), exitFailed, "attic: broker.enrolment.leaves names no such leaf: it names none"},
+		"join, not a URL":     {[]string{"join", line[1], line[2], "--dir", t.TempDir(), "--broker-url", "h:1"}, exitFailed, "want tls://host:port"},
 		"revoked, unknown":    {with("revoke", "nobody"), exitFailed, "no such member"},
 		"revoked, no role":    {with("revoke", "here", "--role", "king"), exitFailed, "want the role node, edge or leaf"},
 		"nobody runs":         {[]string{"invite", "gpu1", "--data-dir", t.TempDir()}, exitFailed, "no iop is running"},

@@ -39,6 +39,8 @@ type Join struct {
 	Folder    Folder
 	Authority string // HOST:PORT of the line
 	Token     string // the token of the line
+	// BrokerURLs are what the Node dials instead of what the authority says.
+	BrokerURLs []string
 	// Tell says why it waits; nil: nobody is told.
 	Tell func(string)
 }
@@ -62,6 +64,11 @@ func (j Join) path(name string) string { return j.Folder.path(name) }
 
 // Check says what is wrong with the line before anything is made or dialled.
 func (j Join) Check() error {
+	for _, u := range j.BrokerURLs {
+		if err := configs.CheckBrokerURL(u); err != nil {
+			return fmt.Errorf("--broker-url %q: %w", u, err)
+		}
+	}
 	if j.Token == "" && j.Authority == "" {
 		return nil
 	}
@@ -134,6 +141,9 @@ func (j Join) invitation() string {
 
 // again is a second run on a folder that has joined.
 func (j Join) again() error {
+	if len(j.BrokerURLs) > 0 {
+		return fmt.Errorf("%s has joined already: what it dials is node.broker.urls in %s", j.Folder, j.Folder.NodeConfig())
+	}
 	if j.Token == "" {
 		return nil
 	}
@@ -199,8 +209,11 @@ func (j Join) finish(t enrol.Token, a enrol.Answer, cert *identity.Certificate) 
 	if err := identity.WriteKeyFile(j.path("joined.json"), append(record, '\n')); err != nil {
 		return err
 	}
-	var urls []string
-	for _, u := range a.BrokerURLs {
+	dial, urls := a.BrokerURLs, []string(nil)
+	if len(j.BrokerURLs) > 0 {
+		dial = j.BrokerURLs
+	}
+	for _, u := range dial {
 		urls = append(urls, fmt.Sprintf("%q", u))
 	}
 	text := fmt.Sprintf(`# Node %s of edge %s: it joined by an invitation.
