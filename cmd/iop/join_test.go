@@ -319,3 +319,41 @@ func TestJoinedSurvivesARestart(t *testing.T) {
 	background(t, append(later, "--dir", second)...)
 	await(t, func() bool { return x.nodes(t)["gpu2"].Connected })
 }
+
+// What would be installed is shown for every machine, and nothing is done where it
+// cannot be: the line is not used up then.
+//
+// Contract: D1
+func TestNodeInstallSaysWhatItWould(t *testing.T) {
+	dir, _ := hostsFolder(t)
+	mustIOP(t, "init", "--out", dir, "--node", "gpu7")
+	file := config(dir, "node-gpu7")
+	for manager, want := range map[string]string{"systemd": "ExecStart=", "launchd": "<key>ProgramArguments</key>", "windows": "sc.exe create iop-node"} {
+		out := mustIOP(t, "node", "install", "--dry-run", "--config", file, "--manager", manager)
+		if !strings.Contains(out, want) || !strings.Contains(out, file) {
+			t.Errorf("%s:\n%s", manager, out)
+		}
+		if out := mustIOP(t, "node", "uninstall", "--dry-run", "--manager", manager, "--name", "second"); !strings.Contains(out, "second") {
+			t.Errorf("%s:\n%s", manager, out)
+		}
+	}
+	empty := t.TempDir()
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"a binary that will go": {[]string{"node", "install", "--config", file}, exitFailed, "is in a temporary folder"},
+		"before it joins":       {[]string{"join", "127.0.0.1:8443", "iop1.x", "--install", "--dir", empty}, exitFailed, "is in a temporary folder"},
+		"nothing has joined":    {[]string{"node", "install", "--dir", empty}, exitFailed, "holds no machine that has joined"},
+		"no node":               {[]string{"node", "install", "--dry-run", "--config", config(dir, "edge")}, exitFailed, "has no section node"},
+		"no such manager":       {[]string{"node", "install", "--dry-run", "--config", file, "--manager", "upstart"}, exitUsage, "want systemd, launchd or windows"},
+		"another machine's":     {[]string{"node", "uninstall", "--manager", "windows"}, exitUsage, "goes with --dry-run alone"},
+		"a name of no unit":     {[]string{"node", "install", "--dry-run", "--config", file, "--name", "a/b"}, exitFailed, `unit name "a/b"`},
+		"never installed":       {[]string{"node", "uninstall", "--name", "iop-never"}, exitFailed, "is not installed"},
+	} {
+		if code, out, errs := ended(t, c.args...); code != c.code || !strings.Contains(errs, c.want) {
+			t.Errorf("%s: exit code %d, want %d; %q does not say %q (%s)", name, code, c.code, errs, c.want, out)
+		}
+	}
+}
