@@ -160,6 +160,9 @@ func (u unit) install(ctx context.Context, out io.Writer, file string) error {
 		if err := u.possible(); err != nil {
 			return err
 		}
+		if _, err := configs.Check(file, time.Now()); err != nil { // or it would only be started again and again
+			return err
+		}
 	}
 	binary, err := ownBinary()
 	if err != nil {
