@@ -103,20 +103,9 @@ func (j Join) Run(ctx context.Context) error {
 		return err
 	}
 	removeLeftovers(string(j.Folder))
-	if err := j.begin(); err != nil {
-		return err
-	}
-	key, err := ensureRequestKey(j.path("cert.key"))
+	key, user, curve, err := j.keys()
 	if err != nil {
-		return err
-	}
-	user, err := ensureNKey(j.path("user.nk"), identity.NewUserKey)
-	if err != nil {
-		return err
-	}
-	curve, err := ensureNKey(j.path("curve.nk"), identity.NewCurveKey)
-	if err != nil {
-		return err
+		return fmt.Errorf("%w; nothing was asked yet: mend that, and give the same line again", err)
 	}
 	csr, err := key.Request(token.Name)
 	if err != nil {
@@ -127,10 +116,38 @@ func (j Join) Run(ctx context.Context) error {
 		return err
 	}
 	cert, err := answer.Accept(token, key)
-	if err != nil {
-		return fmt.Errorf("%s: %w", address, err)
+	if err == nil {
+		err = j.finish(token, answer, cert)
 	}
-	return j.finish(token, answer, cert)
+	if err != nil { // the invitation is used by now, by this machine
+		return fmt.Errorf("%s: %w; mend that, and give the same line again within %d minutes: it goes on where it was",
+			address, clocked(err), int(enrol.RepeatFor.Minutes()))
+	}
+	return nil
+}
+
+// keys makes what the folder lacks of this machine's keys.
+func (j Join) keys() (key *identity.Key, user, curve *identity.NKey, err error) {
+	if err = j.begin(); err != nil {
+		return nil, nil, nil, err
+	}
+	if key, err = ensureRequestKey(j.path("cert.key")); err != nil {
+		return nil, nil, nil, err
+	}
+	if user, err = ensureNKey(j.path("user.nk"), identity.NewUserKey); err != nil {
+		return nil, nil, nil, err
+	}
+	curve, err = ensureNKey(j.path("curve.nk"), identity.NewCurveKey)
+	return key, user, curve, err
+}
+
+// clocked asks about the clock where a certificate is not good at this time.
+func clocked(err error) error {
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+		return fmt.Errorf("%w (is this machine's clock right?)", err)
+	}
+	return err
 }
 
 // invitation tells this line from another one.
@@ -358,13 +375,8 @@ func pinned(cs tls.ConnectionState, ca [sha256.Size]byte) error {
 	if !found {
 		return fmt.Errorf("%w: its CA is another", errPinned)
 	}
-	_, _, err := identity.VerifyChain(pool, chain, identity.RoleBroker, true)
-	var invalid x509.CertificateInvalidError
-	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
-		return fmt.Errorf("%w: %w (is this machine's clock right?)", errPinned, err)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", errPinned, err)
+	if _, _, err := identity.VerifyChain(pool, chain, identity.RoleBroker, true); err != nil {
+		return fmt.Errorf("%w: %w", errPinned, clocked(err))
 	}
 	return nil
 }
