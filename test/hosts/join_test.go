@@ -1,0 +1,98 @@
+package hosts
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/iop-fabric/iop/internal/adminapi"
+	"github.com/iop-fabric/iop/internal/fakeprovider"
+	"github.com/iop-fabric/iop/internal/ioptest"
+	"github.com/iop-fabric/iop/internal/up"
+)
+
+// TestJoinToFirstAnswer: a machine with nothing but the binary and a model server
+// joins an `iop up` that has its defaults, and answers a caller through it. What that
+// takes is logged (goal: 10 s from the command to the answer).
+//
+// Contract: B11 D1 Y1
+func TestJoinToFirstAnswer(t *testing.T) {
+	f := &fabric{t: t, dir: t.TempDir(), client: &http.Client{Transport: &http.Transport{}}}
+	t.Cleanup(f.client.CloseIdleConnections)
+	p := fakeprovider.New(t)
+	p.Handle(func(r *fakeprovider.Request) []fakeprovider.Step {
+		if strings.HasSuffix(r.Path, "/models") {
+			return fakeprovider.JSON(200, `{"object":"list","data":[{"id":"far","object":"model"}]}`)
+		}
+		return fakeprovider.JSON(200, `{"choices":[{"index":0,"message":{"role":"assistant","content":"hello from afar"}}]}`)
+	})
+	f.write("iop.yaml", fmt.Sprintf("broker: {}\nedge:\n  nodes: [{name: here, adapters: [{type: demo}]}]\n"+
+		"  invited_adapters: [{name: p, type: openai_compat, base_url: %q}]\n", p.URL))
+
+	var out ioptest.LogBuffer
+	hub := f.run("up", &out, "up", "--json", "--data-dir", f.path("data"), "--config", f.path("iop.yaml"),
+		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--broker-listen", "127.0.0.1:0", "--enrol-listen", "127.0.0.1:0")
+	var info up.Info
+	out.Await(t, func(line string) bool { return json.Unmarshal([]byte(line), &info) == nil })
+	var i adminapi.Invited
+	must(t, json.Unmarshal([]byte(f.iop("invite", "gpu1", "--data-dir", info.DataDir, "--json")), &i))
+
+	began := time.Now()
+	node := f.run("join", nil, append(strings.Fields(i.Command)[1:], "--dir", f.path("gpu1"))...)
+	hub.log.AwaitEvent(t, "node.connected", "node=gpu1 ")
+	connected := time.Since(began)
+	hub.log.AwaitEvent(t, "models.changed", "far")
+	offered := time.Since(began)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, info.BaseURL+"/chat/completions",
+		strings.NewReader(`{"model":"far","messages":[{"role":"user","content":"hi"}]}`))
+	must(t, err)
+	req.Header.Set("Authorization", "Bearer "+info.APIKey)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := f.client.Do(req)
+	must(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != 200 || !strings.Contains(string(b), "hello from afar") {
+		t.Fatalf("%d %s %v", resp.StatusCode, b, err)
+	}
+	t.Logf("from iop join: connected after %v, its model on offer after %v, the answer after %v",
+		connected.Round(time.Millisecond), offered.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	node.stop()
+	hub.stop()
+}
+
+// run runs a command until it is told to stop; out takes what it prints, nil: its log
+// does.
+func (f *fabric) run(name string, out io.Writer, args ...string) *process {
+	f.t.Helper()
+	p := &process{t: f.t, name: name, log: &ioptest.LogBuffer{}, done: make(chan struct{})}
+	p.cmd = exec.Command(binary, args...)
+	p.cmd.Env = os.Environ()
+	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	if out != nil {
+		p.cmd.Stdout = out
+	}
+	must(f.t, p.cmd.Start())
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait() // its code is in ProcessState
+	}()
+	f.t.Cleanup(func() {
+		if err := p.cmd.Process.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			f.t.Error(err)
+		}
+		<-p.done
+		if f.t.Failed() {
+			f.t.Logf("log of %s:\n%s", p.name, p.log)
+		}
+	})
+	return p
+}
