@@ -3,6 +3,7 @@ package broker
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"os"
@@ -273,15 +274,20 @@ func TestStockInvitesRevokesAndRestores(t *testing.T) {
 	if status != 200 || a.BrokerURLs[0] != s.url {
 		t.Fatalf("%d %s %+v", status, code, a)
 	}
-	if user, err := s.connects(j, tok, a); err != nil || !strings.HasPrefix(user, "edge1.gpu1.") {
-		t.Fatalf("%q %v", user, err)
+	live := s.dialer("edge1", "node", "gpu1", j.nkey)
+	live.tls.Certificates = []tls.Certificate{must(a.Accept(tok, j.key)).TLS()}
+	if _, user := s.connect(live); !strings.HasPrefix(user, "edge1.gpu1.") {
+		t.Fatalf("%q", user)
 	}
 	if _, err := s.service.Invite(ctx, "box1", time.Hour, must(s.service.LeafURLs("attic"))...); err != nil {
 		t.Fatal(err)
 	}
+	before := time.Now()
 	if err := s.service.Revoke(ctx, "edge1", "node", "gpu1"); err != nil {
 		t.Fatal(err)
 	}
+	s.wait("the close of who is revoked", live.closed)
+	t.Logf("closed %v after the revocation (B8: within a second)", time.Since(before))
 	if user, err := s.connects(j, tok, a); err == nil && !strings.HasPrefix(user, "!denied.revoked") {
 		t.Errorf("revoked, and let in: %q", user)
 	}

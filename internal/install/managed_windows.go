@@ -46,13 +46,12 @@ func (s *service) Execute(_ []string, requests <-chan svc.ChangeRequest, tell ch
 			tell <- svc.Status{State: svc.StopPending}
 			return true, uint32(s.code) //nolint:gosec // an exit code
 		case r := <-requests:
-			switch r.Cmd {
-			case svc.Interrogate:
-				tell <- r.CurrentStatus
-			case svc.Stop, svc.Shutdown:
+			if r.Cmd == svc.Stop || r.Cmd == svc.Shutdown {
 				tell <- svc.Status{State: svc.StopPending}
 				s.stop()
+				continue
 			}
+			tell <- r.CurrentStatus // it is asked; nothing else is accepted
 		}
 	}
 }

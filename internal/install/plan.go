@@ -227,8 +227,10 @@ func Windows(s Spec) (Plan, error) {
 		Manager: "windows",
 		Start: [][]string{
 			{"icacls.exe", folder, "/grant", "*S-1-5-19:(OI)(CI)M"},
-			{"sc.exe", "create", s.Name, "binPath=", fmt.Sprintf(`"%s" node --config "%s"`, s.Binary, s.Config), "start=", "delayed-auto",
-				"obj=", `NT AUTHORITY\LocalService`, "DisplayName=", "iop node " + s.Node},
+			{
+				"sc.exe", "create", s.Name, "binPath=", fmt.Sprintf(`"%s" node --config "%s"`, s.Binary, s.Config), "start=", "delayed-auto",
+				"obj=", `NT AUTHORITY\LocalService`, "DisplayName=", "iop node " + s.Node,
+			},
 			{"sc.exe", "description", s.Name, mark + "; iop node uninstall takes it away."},
 			{"sc.exe", "failure", s.Name, "reset=", "86400", "actions=", "restart/5000/restart/5000/restart/5000"},
 			{"sc.exe", "start", s.Name},
