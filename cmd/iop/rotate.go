@@ -18,7 +18,7 @@ func newRotate() *cobra.Command {
 		asJSON bool
 	)
 	cmd := &cobra.Command{
-		Use:   "rotate node|leaf|broker|edge [NAME]",
+		Use:   "rotate node|leaf|broker|service|edge [NAME]",
 		Short: "Sign a certificate anew, in a folder that iop init --out made",
 		Long: `Sign the certificate of a member anew, for another year, in the folder that "iop init --out" made, and say what to do
 with it on the member's host. The old one is good until its end, so nothing that runs is lost.
@@ -31,13 +31,13 @@ What renews itself needs none of this: "iop up", and every node of a fabric wher
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
-				return usageError{errors.New("rotate what? node NAME, leaf NAME, broker NAME or edge")}
+				return usageError{errors.New("rotate what? node NAME, leaf NAME, broker NAME, service NAME or edge")}
 			case args[0] == string(identity.RoleEdge) && len(args) == 1:
 				return nil
 			case args[0] == string(identity.RoleEdge):
 				return usageError{errors.New("rotate edge takes no name: a folder is of one edge")}
-			case args[0] != string(identity.RoleNode) && args[0] != string(identity.RoleLeaf) && args[0] != string(identity.RoleBroker):
-				return usageError{fmt.Errorf("rotate %s: want node, leaf, broker or edge", args[0])}
+			case takenBy[identity.Role(args[0])] == "":
+				return usageError{fmt.Errorf("rotate %s: want node, leaf, broker, service or edge", args[0])}
 			case len(args) != 2:
 				return usageError{fmt.Errorf("rotate %s takes one NAME, got %d arguments", args[0], len(args)-1)}
 			}
@@ -77,8 +77,9 @@ What renews itself needs none of this: "iop up", and every node of a fabric wher
 
 // takenBy says how each process takes what was copied.
 var takenBy = map[identity.Role]string{
-	identity.RoleNode:   "kill -HUP its process: it lets what runs end, and dials anew. Without that its next dial takes it.",
-	identity.RoleEdge:   "kill -HUP its process, or wait a minute: it signs with it then; its connection to the broker shows it when that is made anew.",
-	identity.RoleBroker: "kill -HUP its process: new connections see it, those that stand are not touched.",
-	identity.RoleLeaf:   "kill -HUP its process: new connections see it, those that stand are not touched.",
+	identity.RoleNode:    "kill -HUP its process: it lets what runs end, and dials anew. Without that its next dial takes it.",
+	identity.RoleEdge:    "kill -HUP its process, or wait a minute: it signs with it then; its connection to the broker shows it when that is made anew.",
+	identity.RoleBroker:  "kill -HUP its process: new connections see it, those that stand are not touched.",
+	identity.RoleService: "kill -HUP its process: its next connection shows it.",
+	identity.RoleLeaf:    "kill -HUP its process: new connections see it, those that stand are not touched.",
 }
