@@ -104,6 +104,9 @@ func newBox(t *testing.T, binary string) *box {
 		"-e", "container=docker", b.name, systemd); err != nil {
 		t.Skipf("docker boots nothing: %v", err)
 	}
+	if out, err := run(t.Context(), "docker", "exec", b.name, "test", "-x", "/opt/"+filepath.Base(binary)); err != nil {
+		t.Skipf("docker does not see this machine's files: %s", out)
+	}
 	b.await("systemd", func() bool {
 		out, _ := run(t.Context(), "docker", "exec", b.name, "systemctl", "is-system-running", "--wait")
 		return strings.HasPrefix(out, "running") || strings.HasPrefix(out, "degraded")
