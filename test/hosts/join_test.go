@@ -96,3 +96,40 @@ func (f *fabric) run(name string, out io.Writer, args ...string) *process {
 	})
 	return p
 }
+
+// TestJoinBehindALeaf: two machines of a leaf's site join with one line each, the one
+// told what to dial by the leaf's name, the other by itself, and are ready through it;
+// nothing of theirs is edited by hand.
+//
+// Contract: B11 Y3 D1
+func TestJoinBehindALeaf(t *testing.T) {
+	f := newFabric(t, 1, "n1")
+	f.adopt(f.iop("init", "--out", f.dir, "--leaf", "attic="+f.net+"50", "--node", "far@attic", "--demo"))
+	leafURL := "tls://" + f.net + "50:4222"
+	text := strings.NewReplacer("# admin_listen: 127.0.0.1:8401", "admin_listen: "+f.net+"1:8401", "# admin_token:", "admin_token:",
+		"# enrolment: {", fmt.Sprintf("enrolment: {leaves: {attic: %q}, ", leafURL)).Replace(f.read("broker-1/broker-1.yaml"))
+	f.write("broker-1/broker-1.yaml", text)
+	f.write("broker-1/admin-token", "0123456789abcdef\n")
+	f.write("broker-1/ca.key", f.read("authority/ca.key"))
+	f.write("edge/edge.yaml", f.read("edge/edge.yaml")+"  invited: true\n  invited_adapters: [{type: demo}]\n")
+	broker, edge := f.start("broker-1"), f.start("edge")
+	leaf := f.start("leaf-attic")
+	broker.log.AwaitEvent(t, "broker.ready")
+	leaf.log.AwaitEvent(t, "leaf.hub_near")
+	invite := func(name string, more ...string) []string {
+		var i adminapi.Invited
+		must(t, json.Unmarshal([]byte(f.iop(append([]string{"invite", name, "--json", "--config", f.path("broker-1/broker-1.yaml")}, more...)...)), &i))
+		return append(strings.Fields(i.Command)[1:], "--dir", f.path(name))
+	}
+	box := f.run("join", nil, invite("box", "--leaf", "attic")...)
+	shed := f.run("join", nil, append(invite("shed"), "--broker-url", leafURL)...)
+	for _, name := range []string{"box", "shed"} {
+		edge.connected(name, 0)
+		if text := f.read(name + "/node.yaml"); !strings.Contains(text, "urls: [\""+leafURL+"\"]") {
+			t.Errorf("%s dials something else:\n%s", name, text)
+		}
+	}
+	for _, p := range []*process{box, shed, leaf, edge, broker} {
+		p.stop()
+	}
+}
