@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,6 +35,7 @@ type authority struct {
 	oldIssuer atomic.Pointer[identity.NKey]
 	pins      sync.Map
 	replicas  int
+	role      identity.Role // of this process's own certificate
 	// alone: no other server and no other service is part of this.
 	alone bool
 	// embedded: the server is in this process, and the service connects to no other.
@@ -41,6 +43,13 @@ type authority struct {
 	// dial makes one of the service's connections.
 	dial func(key *identity.NKey, name string) (*nats.Conn, error)
 
+	// ready is closed once connections are admitted. What stands below it is set
+	// before that, and not changed afterwards.
+	ready   chan struct{}
+	members members
+	stores  stores // of which backups are made
+
+	enrolment *enrolment // nil where nobody is invited here; made by enrols
 	// restore is what is to be restored before anybody is admitted; nil: nothing.
 	restore *Backup
 
@@ -52,7 +61,7 @@ type authority struct {
 
 // load reads keys, seeds and this process's own certificate, which is of role.
 func (a *authority) load(cfg configs.Broker, role identity.Role, deps Deps) (err error) {
-	a.cfg, a.log, a.now, a.replicas = cfg, deps.Log, deps.Now, 1
+	a.cfg, a.role, a.log, a.now, a.replicas, a.ready = cfg, role, deps.Log, deps.Now, 1, make(chan struct{})
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
@@ -80,6 +89,80 @@ func (a *authority) load(cfg configs.Broker, role identity.Role, deps Deps) (err
 	return nil
 }
 
+// invites makes this the one that invites, if the configuration says so.
+func (a *authority) invites() (err error) {
+	if a.cfg.Enrolment != nil {
+		a.enrolment, err = newEnrolment(a)
+	}
+	return err
+}
+
+// Ready is closed once connections are admitted.
+func (a *authority) Ready() <-chan struct{} { return a.ready }
+
+func (a *authority) isReady() bool {
+	select {
+	case <-a.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// serves hands out what s has opened, and lets invited machines ask. url is where
+// Nodes dial if the configuration does not say; stop ends the asking.
+func (a *authority) serves(s *service, url string) (stop func(), err error) {
+	a.members = s.members
+	a.stores = stores{members: &s.members.kv, store: &s.store.kv, generations: &s.generations.kv}
+	if s.invitations.KeyValue != nil {
+		a.stores.invitations = &s.invitations
+	}
+	if a.enrolment == nil {
+		return func() {}, nil
+	}
+	if err := a.enrolment.renew(s); err != nil {
+		return nil, err
+	}
+	return a.enrolment.start(s, url), nil
+}
+
+// Register adds a member, or a second nkey to one (B8). It is admitted from the
+// moment Register returns.
+func (a *authority) Register(ctx context.Context, m configs.Member) error {
+	if !a.isReady() {
+		return ErrNotReady
+	}
+	return a.members.Register(ctx, m)
+}
+
+// Revoke refuses a member from the moment it returns and closes its connections;
+// an invitation of its name is withdrawn.
+func (a *authority) Revoke(ctx context.Context, edge, role, name string) error {
+	if !a.isReady() {
+		return ErrNotReady
+	}
+	id := memberID{Edge: edge, Role: identity.Role(role), Name: name}
+	if err := checkMemberID(id); err != nil {
+		return fmt.Errorf("broker: revoke: %w", err)
+	}
+	invited := false
+	if a.enrolment != nil && id.Edge == a.enrolment.cfg.Edge && id.Role == identity.RoleNode {
+		var err error
+		if invited, err = a.enrolment.cancel(ctx, id.Name); err != nil {
+			return err
+		}
+	}
+	return a.members.Revoke(ctx, id, a.now(), invited)
+}
+
+// Members lists what the authority knows, one entry for each nkey.
+func (a *authority) Members(ctx context.Context) ([]configs.Member, error) {
+	if !a.isReady() {
+		return nil, ErrNotReady
+	}
+	return a.members.List(ctx)
+}
+
 // measure makes the metrics, once nothing else can fail.
 func (a *authority) measure(deps Deps) (err error) {
 	if deps.Metrics == nil {
@@ -93,8 +176,15 @@ func (a *authority) measure(deps Deps) (err error) {
 }
 
 // reload reads the certificate, its key, the CA and the issuer's key again.
-func (a *authority) reload(role identity.Role) error {
-	certs, err := loadCertificates(a.cfg.TLS, a.cfg.TrustDomain, role)
+func (a *authority) reload() error {
+	var ca *signing
+	if a.enrolment != nil {
+		var err error
+		if ca, err = a.enrolment.load(); err != nil {
+			return err
+		}
+	}
+	certs, err := loadCertificates(a.cfg.TLS, a.cfg.TrustDomain, a.role)
 	if err != nil {
 		return err
 	}
@@ -108,6 +198,9 @@ func (a *authority) reload(role identity.Role) error {
 	}
 	a.oldIssuer.Store(old)
 	a.certs.Store(certs)
+	if ca != nil {
+		a.enrolment.signing.Store(ca)
+	}
 	if was := a.issuer.Swap(read.issuer); was.Public() != read.issuer.Public() {
 		a.log.Info(eventIssuer, slog.String("issuer", read.issuer.Public()))
 	}

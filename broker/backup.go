@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
@@ -263,14 +264,14 @@ func (b *Backup) write(w io.Writer, issuer *identity.NKey) error {
 }
 
 // Backup writes what the authority knows while it runs.
-func (b *Broker) Backup(ctx context.Context, w io.Writer) error {
-	if !b.isReady() {
+func (a *authority) Backup(ctx context.Context, w io.Writer) error {
+	if !a.isReady() {
 		return ErrNotReady
 	}
 	ctx, cancel := context.WithTimeout(ctx, backupBound)
 	defer cancel()
-	issuer := b.issuer.Load() // the one that a broker which restores it will have
-	out, err := b.backup(ctx, b.stores, issuer)
+	issuer := a.issuer.Load() // the one that a broker which restores it will have
+	out, err := a.backup(ctx, a.stores, issuer)
 	if err != nil {
 		return err
 	}
@@ -316,13 +317,20 @@ func (b *Broker) BackupStopped(ctx context.Context, w io.Writer) error {
 		return fmt.Errorf("broker: %w", err)
 	}
 	defer nc.Close()
+	return b.backupOver(ctx, nc, "store_dir "+b.cfg.StoreDir, w)
+}
+
+// backupOver writes what the stores hold that a connection of the session service
+// leads to. where is what an operator calls them.
+func (a *authority) backupOver(ctx context.Context, nc *nats.Conn, where string, w io.Writer) error {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("broker: jetstream: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, backupBound)
 	defer cancel()
-	led := newElections(&b.storeOpen)
+	led := newElections(&a.storeOpen)
+	defer led.end()
 	var from stores
 	for name, to := range map[string]**bucket{
 		bucketMembers: &from.members, bucketInvitations: &from.invitations, bucketStore: &from.store, bucketGenerations: &from.generations,
@@ -337,11 +345,11 @@ func (b *Broker) BackupStopped(ctx context.Context, w io.Writer) error {
 		*to = &is
 	}
 	if from.members == nil || from.generations == nil {
-		return fmt.Errorf("broker: store_dir %s holds nothing to back up", b.cfg.StoreDir)
+		return fmt.Errorf("broker: %s holds nothing to back up", where)
 	}
-	out, err := b.backup(ctx, from, b.keys.issuer)
+	out, err := a.backup(ctx, from, a.keys.issuer)
 	if err != nil {
 		return err
 	}
-	return out.write(w, b.keys.issuer)
+	return out.write(w, a.keys.issuer)
 }

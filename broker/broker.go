@@ -41,16 +41,12 @@ type Broker struct {
 	routes atomic.Pointer[certificates] // of the cluster's routes; nil where there are none
 	door   door
 	ran    atomic.Bool
-	ready  chan struct{}
 	grace  time.Duration // retireGrace
 	// Set before ready is closed, not changed afterwards.
 	server     *server.Server
 	url        string
 	leafURL    string
 	clusterURL string
-	members    members
-	stores     stores     // of which backups are made
-	enrolment  *enrolment // nil where nobody is invited here
 }
 
 // keys are the broker's nkeys: the issuer and the session service's three.
@@ -82,7 +78,7 @@ var ErrNotReady = errors.New("broker: not ready")
 // New loads keys and certificates and checks the configuration. It starts nothing.
 func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	cfg = withDefaults(cfg)
-	b := &Broker{ready: make(chan struct{}), grace: retireGrace, again: deps.Members}
+	b := &Broker{grace: retireGrace, again: deps.Members}
 	if cfg.StoreDir == "" {
 		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
 	}
@@ -102,11 +98,9 @@ func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 			return nil, err
 		}
 	}
-	var err error
-	if cfg.Enrolment != nil {
-		if b.enrolment, err = newEnrolment(&b.authority); err != nil {
-			return nil, err
-		}
+	err := b.invites()
+	if err != nil {
+		return nil, err
 	}
 	if b.text, err = configText(cfg, b.keys.public(), Embedded); err != nil {
 		return nil, err
@@ -224,29 +218,16 @@ func (b *Broker) tlsConfig() *tls.Config { return b.certs.Load().tls.Clone() }
 // connections use them; those that stand are not touched (B1, B8). Where anything is
 // wrong, what served before goes on.
 func (b *Broker) Reload() error {
-	var ca *signing
-	if b.enrolment != nil {
-		var err error
-		if ca, err = b.enrolment.load(); err != nil {
-			return err
-		}
-	}
 	if !b.alone {
 		if err := b.loadRoutes(); err != nil {
 			return err
 		}
 	}
-	if err := b.reload(identity.RoleBroker); err != nil {
+	if err := b.reload(); err != nil {
 		return err
-	}
-	if ca != nil {
-		b.enrolment.signing.Store(ca)
 	}
 	return b.reseed()
 }
-
-// Ready is closed once connections are admitted.
-func (b *Broker) Ready() <-chan struct{} { return b.ready }
 
 // ClientURL is where Nodes dial, tls://host:port, after Ready; empty before.
 func (b *Broker) ClientURL() string {
@@ -254,15 +235,6 @@ func (b *Broker) ClientURL() string {
 		return ""
 	}
 	return b.url
-}
-
-func (b *Broker) isReady() bool {
-	select {
-	case <-b.ready:
-		return true
-	default:
-		return false
-	}
 }
 
 // InProcess is how an Edge in this process connects: no TLS, an nkey of
@@ -277,43 +249,6 @@ func (p inProcess) InProcessConn() (net.Conn, error) {
 		return nil, ErrNotReady
 	}
 	return p.b.server.InProcessConn()
-}
-
-// Register adds a member, or a second nkey to one (B8). It is admitted from the
-// moment Register returns.
-func (b *Broker) Register(ctx context.Context, m configs.Member) error {
-	if !b.isReady() {
-		return ErrNotReady
-	}
-	return b.members.Register(ctx, m)
-}
-
-// Revoke refuses a member from the moment it returns and closes its connections;
-// an invitation of its name is withdrawn.
-func (b *Broker) Revoke(ctx context.Context, edge, role, name string) error {
-	if !b.isReady() {
-		return ErrNotReady
-	}
-	id := memberID{Edge: edge, Role: identity.Role(role), Name: name}
-	if err := checkMemberID(id); err != nil {
-		return fmt.Errorf("broker: revoke: %w", err)
-	}
-	invited := false
-	if b.enrolment != nil && id.Edge == b.enrolment.cfg.Edge && id.Role == identity.RoleNode {
-		var err error
-		if invited, err = b.enrolment.cancel(ctx, id.Name); err != nil {
-			return err
-		}
-	}
-	return b.members.Revoke(ctx, id, b.now(), invited)
-}
-
-// Members lists what the authority knows, one entry for each nkey.
-func (b *Broker) Members(ctx context.Context) ([]configs.Member, error) {
-	if !b.isReady() {
-		return nil, ErrNotReady
-	}
-	return b.members.List(ctx)
 }
 
 // startBound is how long the server and its stores may take to come up; a
@@ -425,22 +360,14 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		s.stop()
 		return fatal
 	}
-	b.server, b.members = srv, s.members
-	b.stores = stores{members: &s.members.kv, store: &s.store.kv, generations: &s.generations.kv}
-	if s.invitations.KeyValue != nil {
-		b.stores.invitations = &s.invitations
-	}
-	b.url, b.leafURL = clientURL(srv.Addr()), leafURL(opts)
+	b.server, b.url, b.leafURL = srv, clientURL(srv.Addr()), leafURL(opts)
 	if addr := srv.ClusterAddr(); addr != nil {
 		b.clusterURL = clientURL(addr)
 	}
-	enrolled := func() {}
-	if b.enrolment != nil {
-		if err := b.enrolment.renew(s); err != nil {
-			s.stop()
-			return err
-		}
-		enrolled = b.enrolment.start(s, b.url)
+	enrolled, err := b.serves(s, b.url)
+	if err != nil {
+		s.stop()
+		return err
 	}
 	b.health.set(nil)
 	close(b.ready)

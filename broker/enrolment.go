@@ -11,9 +11,11 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,7 +48,7 @@ const (
 
 // What an operator asked for cannot be done.
 var (
-	ErrNoEnrolment       = errors.New("this broker invites nobody: broker.enrolment is not set")
+	ErrNoEnrolment       = errors.New("nobody is invited here: enrolment is not set in the section broker or service of its configuration")
 	ErrNameTaken         = errors.New("a machine of that name is registered already: choose another name, or revoke it first")
 	ErrUnknownInvitation = errors.New("no invitation of that name is open")
 )
@@ -69,6 +71,24 @@ type Line struct {
 	Dial       string        // host:port of the enrolment listener
 	Token      secret.String // see enrol.Token
 	BrokerURLs []string      // what it will dial then
+}
+
+// ErrUnknownLeaf: enrolment.leaves names no such leaf.
+var ErrUnknownLeaf = errors.New("broker.enrolment.leaves names no such leaf")
+
+// LeafURLs are what machines of a leaf's site dial, as the configuration says.
+func (a *authority) LeafURLs(leaf string) ([]string, error) {
+	if a.enrolment == nil {
+		return nil, ErrNoEnrolment
+	}
+	if url, ok := a.enrolment.cfg.Leaves[leaf]; ok {
+		return []string{url}, nil
+	}
+	known := slices.Sorted(maps.Keys(a.enrolment.cfg.Leaves))
+	if len(known) == 0 {
+		return nil, fmt.Errorf("%s: %w: it names none", leaf, ErrUnknownLeaf)
+	}
+	return nil, fmt.Errorf("%s: %w: it names %s", leaf, ErrUnknownLeaf, strings.Join(known, ", "))
 }
 
 // enrolment lets invited machines in (B11). Its loop alone opens and closes the
@@ -150,7 +170,7 @@ func (e *enrolment) load() (s *signing, err error) {
 	for _, root := range s.roots.Roots() {
 		pool := x509.NewCertPool()
 		pool.AddCert(root)
-		_, _, fails := identity.VerifyChain(pool, cert.Chain, identity.RoleBroker, true)
+		_, _, fails := identity.VerifyChain(pool, cert.Chain, e.a.role, e.a.role == identity.RoleBroker)
 		switch {
 		case fails != nil:
 			err = fails
@@ -309,20 +329,39 @@ func (l *enrolListener) close() {
 	l.e.a.log.Info(eventEnrolShut)
 }
 
-// tlsConfig shows the broker's certificate as it is now, and the CA's with it:
-// a newcomer knows the CA's hash alone.
+// tlsConfig shows a broker's certificate as it is now, and the CA's with it: a
+// newcomer knows the CA's hash alone.
 func (e *enrolment) tlsConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			c := e.a.certs.Load().tls.Certificates[0]
+			by := e.signing.Load()
+			c, err := e.shown(by)
+			if err != nil {
+				return nil, err
+			}
 			c.Certificate = c.Certificate[:len(c.Certificate):len(c.Certificate)]
-			for _, root := range e.signing.Load().roots.Roots() {
+			for _, root := range by.roots.Roots() {
 				c.Certificate = append(c.Certificate, root.Raw)
 			}
 			return &c, nil
 		},
 	}
+}
+
+// shown is the certificate for a newcomer: the broker's own. That of a service
+// beside a server is a client's, so what holds the CA's key signs itself one; for
+// each handshake anew, since they are few and none can then expire.
+func (e *enrolment) shown(by *signing) (tls.Certificate, error) {
+	if e.a.role == identity.RoleBroker {
+		return e.a.certs.Load().tls.Certificates[0], nil
+	}
+	id := identity.ID{TrustDomain: e.a.cfg.TrustDomain, Edge: "-", Role: identity.RoleBroker, Name: e.a.cfg.Name}
+	c, err := by.ca.Issue(id, []string{e.host}, time.Hour)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return c.TLS(), nil
 }
 
 // ---- what an operator asks for ----
@@ -365,7 +404,7 @@ func (e *enrolment) told(name string, i enrol.Invitation) Invitation {
 
 // invite makes an invitation in the place of one of the same name, and opens the
 // listener.
-func (e *enrolment) invite(ctx context.Context, name string, life time.Duration) (l Line, err error) {
+func (e *enrolment) invite(ctx context.Context, name string, life time.Duration, brokerURLs []string) (l Line, err error) {
 	ctx, cancel := context.WithTimeout(ctx, operationBound)
 	defer cancel()
 	var key [enrol.SecretSize]byte
@@ -375,7 +414,8 @@ func (e *enrolment) invite(ctx context.Context, name string, life time.Duration)
 	if err != nil {
 		return l, err
 	}
-	if len(e.cfg.BrokerURLs) == 0 && e.a.certs.Load().leaf.VerifyHostname(e.host) != nil {
+	made.BrokerURLs = brokerURLs
+	if len(brokerURLs) == 0 && len(e.cfg.BrokerURLs) == 0 && e.a.certs.Load().leaf.VerifyHostname(e.host) != nil {
 		return l, fmt.Errorf("broker: %s: %w", e.host, errHost)
 	}
 	m, _, err := e.members.Get(ctx, e.id(name))
@@ -408,8 +448,16 @@ func (e *enrolment) invite(ctx context.Context, name string, life time.Duration)
 	e.a.log.Info(eventInvited, slog.String("edge", e.cfg.Edge), slog.String("name", name), slog.Time("expires", made.Expires))
 	return Line{
 		Invitation: e.told(name, made), Dial: net.JoinHostPort(e.host, port),
-		Token: secret.New(t.Text()), BrokerURLs: e.brokerURLs,
+		Token: secret.New(t.Text()), BrokerURLs: e.urlsOf(made),
 	}, nil
+}
+
+// urlsOf are what the machine of an invitation will dial.
+func (e *enrolment) urlsOf(i enrol.Invitation) []string {
+	if len(i.BrokerURLs) > 0 {
+		return i.BrokerURLs
+	}
+	return e.brokerURLs
 }
 
 // cancel withdraws what there is of a name; false: there was nothing.
@@ -427,18 +475,19 @@ func (e *enrolment) cancel(ctx context.Context, name string) (cancelled bool, er
 	return cancelled && err == nil, err
 }
 
-// Invite lets one machine join as a node of that name, within life.
-func (b *Broker) Invite(ctx context.Context, name string, life time.Duration) (Line, error) {
-	e, err := b.enrols()
+// Invite lets one machine join as a node of that name, within life. It will dial
+// brokerURLs; none are those of the configuration.
+func (a *authority) Invite(ctx context.Context, name string, life time.Duration, brokerURLs ...string) (Line, error) {
+	e, err := a.enrols()
 	if err != nil {
 		return Line{}, err
 	}
-	return e.invite(ctx, name, life)
+	return e.invite(ctx, name, life, brokerURLs)
 }
 
 // Invitations lists those there are, by name; the last of each.
-func (b *Broker) Invitations(ctx context.Context) ([]Invitation, error) {
-	e, err := b.enrols()
+func (a *authority) Invitations(ctx context.Context) ([]Invitation, error) {
+	e, err := a.enrols()
 	if err != nil {
 		return nil, err
 	}
@@ -451,8 +500,8 @@ func (b *Broker) Invitations(ctx context.Context) ([]Invitation, error) {
 }
 
 // CancelInvitation withdraws one that is open.
-func (b *Broker) CancelInvitation(ctx context.Context, name string) error {
-	e, err := b.enrols()
+func (a *authority) CancelInvitation(ctx context.Context, name string) error {
+	e, err := a.enrols()
 	if err != nil {
 		return err
 	}
@@ -468,14 +517,14 @@ func (b *Broker) CancelInvitation(ctx context.Context, name string) error {
 	return err
 }
 
-func (b *Broker) enrols() (*enrolment, error) {
+func (a *authority) enrols() (*enrolment, error) {
 	switch {
-	case b.enrolment == nil:
+	case a.enrolment == nil:
 		return nil, ErrNoEnrolment
-	case !b.isReady():
+	case !a.isReady():
 		return nil, ErrNotReady
 	}
-	return b.enrolment, nil
+	return a.enrolment, nil
 }
 
 // ---- what a machine asks for ----
@@ -549,9 +598,10 @@ func (e *enrolment) serve(w http.ResponseWriter, r *http.Request) {
 func (e *enrolment) admit(ctx context.Context, r enrol.Request, body, mac []byte) (a enrol.Answer, out enrol.Outcome, err error) {
 	id, now := e.id(r.Name), e.a.now()
 	var invited time.Time
+	var urls []string
 	err = change(ctx, e.invitations, id.key(), "invitation", func(v *enrol.Invitation, found bool) (changed bool, err error) {
 		*v, changed, out = v.Judge(found, now, r, body, mac)
-		invited = v.Created
+		invited, urls = v.Created, e.urlsOf(*v)
 		if out != enrol.Accepted {
 			return changed, nil
 		}
@@ -581,7 +631,7 @@ func (e *enrolment) admit(ctx context.Context, r enrol.Request, body, mac []byte
 	}
 	return enrol.Answer{
 		Certificate: string(identity.EncodeChain(by.ca.Chain(der))), CA: string(by.roots.PEM()),
-		Issuers: []string{e.a.issuer.Load().Public()}, BrokerURLs: e.brokerURLs,
+		Issuers: []string{e.a.issuer.Load().Public()}, BrokerURLs: urls,
 		Edge: id.Edge, TrustDomain: e.a.cfg.TrustDomain,
 	}, out, nil
 }

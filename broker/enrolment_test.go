@@ -199,6 +199,34 @@ func TestEnrol(t *testing.T) {
 	}
 }
 
+// One machine may be told to dial others than every other is: a leaf of its site.
+//
+// Contract: B11 D1
+func TestEnrolAtALeaf(t *testing.T) {
+	f := newEnrolFixture(t)
+	f.cfg.Enrolment.Leaves = map[string]string{"attic": "tls://attic.example:4222"}
+	f.start()
+	urls := must(f.b.LeafURLs("attic"))
+	line, err := f.b.Invite(t.Context(), "box", time.Hour, urls...)
+	if err != nil || !slices.Equal(line.BrokerURLs, urls) {
+		t.Fatalf("%v %v", line.BrokerURLs, err)
+	}
+	other, otherToken := f.invite("gpu1")
+	f.stop()
+	f.cfg.Enrolment.Listen = line.Dial
+	f.start() // the invitations stay, and what was said in them
+	f.logs.wait(t, 0, map[string]string{"msg": eventEnrolOpen})
+	if _, _, a := newJoiner("box").ask(t, line.Dial, must(enrol.ParseToken(line.Token.Reveal()))); !slices.Equal(a.BrokerURLs, urls) {
+		t.Errorf("told to dial %v, want %v", a.BrokerURLs, urls)
+	}
+	if _, _, a := newJoiner("gpu1").ask(t, line.Dial, otherToken); len(a.BrokerURLs) != 1 || a.BrokerURLs[0] == urls[0] || other.BrokerURLs[0] == urls[0] {
+		t.Errorf("another machine is told to dial %v", a.BrokerURLs)
+	}
+	if _, err := f.b.LeafURLs("cellar"); !errors.Is(err, ErrUnknownLeaf) || !strings.Contains(err.Error(), "attic") {
+		t.Errorf("an unknown leaf: %v", err)
+	}
+}
+
 // What the listener shows is what the line pins: the CA, and by it a broker.
 //
 // Contract: B11

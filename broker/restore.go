@@ -30,14 +30,9 @@ func (b *Broker) Restore(from *Backup, above uint64) error {
 	if b.ran.Swap(true) {
 		return errRan
 	}
-	if from == nil {
-		from = &Backup{Header: Header{Format: backupFormat, Created: b.now().UTC(), TrustDomain: b.cfg.TrustDomain, Issuer: b.keys.issuer.Public()}}
-	}
-	if err := b.mine(from); err != nil {
+	from, err := b.restores(from, above)
+	if err != nil {
 		return err
-	}
-	if limit := firstGeneration(b.now()) << 8; above >= limit {
-		return fmt.Errorf("broker: generation %d is beyond all that can have been given", above)
 	}
 	if err := checkStore(b.cfg.StoreDir); err != nil {
 		return err
@@ -56,33 +51,48 @@ func (b *Broker) Restore(from *Backup, above uint64) error {
 			return fmt.Errorf("broker: store_dir %s %w", b.cfg.StoreDir, ErrNotEmpty)
 		}
 	}
-	from = &Backup{Header: from.Header, records: from.records}
-	from.Issuer = b.keys.issuer.Public() // which signs what is left for the start
-	from.Generation = max(from.Generation, above)
 	return from.save(filepath.Join(b.cfg.StoreDir, restoreFile), &b.authority)
 }
 
+// restores is what there is to restore of a backup, which may be nil, so that
+// generations go on above that number.
+func (a *authority) restores(from *Backup, above uint64) (*Backup, error) {
+	if from == nil {
+		from = &Backup{Header: Header{Format: backupFormat, Created: a.now().UTC(), TrustDomain: a.cfg.TrustDomain, Issuer: a.keys.issuer.Public()}}
+	}
+	if err := a.mine(from); err != nil {
+		return nil, err
+	}
+	if limit := firstGeneration(a.now()) << 8; above >= limit {
+		return nil, fmt.Errorf("broker: generation %d is beyond all that can have been given", above)
+	}
+	out := &Backup{Header: from.Header, records: from.records}
+	out.Issuer = a.keys.issuer.Public() // which signs what is left for the start
+	out.Generation = max(out.Generation, above)
+	return out, nil
+}
+
 // mine refuses what is not of this fabric.
-func (b *Broker) mine(from *Backup) error {
+func (a *authority) mine(from *Backup) error {
 	switch {
-	case from.TrustDomain != b.cfg.TrustDomain:
-		return fmt.Errorf("broker: %w: it is of trust domain %q, this broker of %q", ErrBackupOther, from.TrustDomain, b.cfg.TrustDomain)
-	case from.Issuer != b.keys.issuer.Public() && !b.isOldIssuer(from.Issuer):
-		return fmt.Errorf("broker: %w: its issuer is %s, this broker's %s", ErrBackupOther, from.Issuer, b.keys.issuer.Public())
+	case from.TrustDomain != a.cfg.TrustDomain:
+		return fmt.Errorf("broker: %w: it is of trust domain %q, this one of %q", ErrBackupOther, from.TrustDomain, a.cfg.TrustDomain)
+	case from.Issuer != a.keys.issuer.Public() && !a.isOldIssuer(from.Issuer):
+		return fmt.Errorf("broker: %w: its issuer is %s, this one's %s", ErrBackupOther, from.Issuer, a.keys.issuer.Public())
 	}
 	var ours []string
-	for edge := range b.cfg.EdgeKeys {
+	for edge := range a.cfg.EdgeKeys {
 		ours = append(ours, edge)
 	}
-	for _, m := range b.cfg.Members {
+	for _, m := range a.cfg.Members {
 		ours = append(ours, m.Edge)
 	}
-	if b.cfg.Enrolment != nil {
-		ours = append(ours, b.cfg.Enrolment.Edge)
+	if a.cfg.Enrolment != nil {
+		ours = append(ours, a.cfg.Enrolment.Edge)
 	}
 	if len(ours) > 0 && len(from.Edges) > 0 && !slices.ContainsFunc(from.Edges, func(edge string) bool { return slices.Contains(ours, edge) }) {
 		slices.Sort(ours)
-		return fmt.Errorf("broker: %w: it is of edge %s, this broker of %s", ErrBackupOther,
+		return fmt.Errorf("broker: %w: it is of edge %s, this one of %s", ErrBackupOther,
 			strings.Join(from.Edges, ", "), strings.Join(slices.Compact(ours), ", "))
 	}
 	return nil
@@ -167,9 +177,11 @@ func (s *service) applyRestore(ctx context.Context) error {
 			return fmt.Errorf("broker: restore: %w", err)
 		}
 	}
-	name := filepath.Join(s.b.cfg.StoreDir, restoreFile)
-	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("broker: restore: %w", err)
+	if s.b.embedded {
+		name := filepath.Join(s.b.cfg.StoreDir, restoreFile)
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("broker: restore: %w", err)
+		}
 	}
 	s.b.log.Info(eventRestored, slog.Int("members", from.Members), slog.Int("invitations", from.Invitations),
 		slog.Int("store_keys", from.StoreKeys), slog.Uint64("above", from.Generation))

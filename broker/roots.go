@@ -35,11 +35,11 @@ type Keys struct {
 }
 
 // Keys tells which roots there are and who shows a certificate of which.
-func (b *Broker) Keys(ctx context.Context) (k Keys, err error) {
-	if !b.isReady() {
+func (a *authority) Keys(ctx context.Context) (k Keys, err error) {
+	if !a.isReady() {
 		return k, ErrNotReady
 	}
-	roots := b.certs.Load().roots
+	roots := a.certs.Load().roots
 	signer := roots.Signer()
 	for _, c := range roots.Roots() {
 		k.Roots = append(k.Roots, Root{
@@ -47,8 +47,8 @@ func (b *Broker) Keys(ctx context.Context) (k Keys, err error) {
 			Signs: !roots.Exchanging() || (signer != nil && c.Equal(signer)),
 		})
 	}
-	k.Issuer, k.Pinned = b.issuer.Load().Public(), b.keys.issuer.Public()
-	keys, err := listKeys(ctx, b.members.kv, ">")
+	k.Issuer, k.Pinned = a.issuer.Load().Public(), a.keys.issuer.Public()
+	keys, err := listKeys(ctx, a.members.kv, ">")
 	if err != nil {
 		return k, err
 	}
@@ -57,7 +57,7 @@ func (b *Broker) Keys(ctx context.Context) (k Keys, err error) {
 		if !ok {
 			continue
 		}
-		m, found, err := b.members.Get(ctx, id)
+		m, found, err := a.members.Get(ctx, id)
 		switch {
 		case err != nil:
 			return k, err
@@ -66,13 +66,13 @@ func (b *Broker) Keys(ctx context.Context) (k Keys, err error) {
 		}
 		shown := Shown{Edge: id.Edge, Role: string(id.Role), Name: id.Name, Root: m.Root}
 		if id.Role == identity.RoleNode {
-			_, a, err := generations{kv: *b.stores.generations}.Newest(ctx, id.Edge, id.Name)
+			_, a, err := generations{kv: *a.stores.generations}.Newest(ctx, id.Edge, id.Name)
 			if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 				return k, fmt.Errorf("broker: %w", err)
 			}
 			shown.Root = a.Root
 		}
-		if pin, ok := b.pins.Load(id); ok {
+		if pin, ok := a.pins.Load(id); ok {
 			shown.Issuer = pin.(string) //nolint:forcetypeassert // leafBeat stores nothing else
 		}
 		k.Members = append(k.Members, shown)

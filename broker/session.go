@@ -45,6 +45,8 @@ const (
 	// services themselves.
 	advisorySubject = "$SYS.ACCOUNT.*.*"
 	membersSubject  = "$KV." + bucketMembers + "."
+	// Each service answers it, in AUTH: what must not meet one asks first.
+	presenceSubject = "iop.service.presence"
 	// Of the services, one answers.
 	sessionQueue = "iop-session"
 	storeQueue   = "iop-store"
@@ -289,6 +291,9 @@ func (s *service) listen() error {
 	}
 	if _, err := s.auth.Subscribe(electedSubject, func(*nats.Msg) { s.led.happened() }); err != nil {
 		return fmt.Errorf("broker: subscribe elections: %w", err)
+	}
+	if _, err := s.auth.Subscribe(presenceSubject, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
+		return fmt.Errorf("broker: subscribe presence: %w", err)
 	}
 	callouts := make(chan *nats.Msg, calloutBacklog)
 	if err := s.listenCallouts(callouts); err != nil {

@@ -1,7 +1,10 @@
 package broker
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
+	"errors"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -13,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/iop-fabric/iop/broker/enrol"
 	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/subjects"
@@ -63,7 +67,8 @@ func (s *stock) kill() {
 	}
 }
 
-func (s *stock) startService(replicas int, urls ...string) {
+// newService makes a service, with logs and metrics of its own.
+func (s *stock) newService(replicas int, urls ...string) *Service {
 	s.t.Helper()
 	c := s.ca.issue(nil, "spiffe://iop/-/service/s1")
 	cert, key := filepath.Join(s.dir, "service.pem"), filepath.Join(s.dir, "service.key")
@@ -74,11 +79,17 @@ func (s *stock) startService(replicas int, urls ...string) {
 	service, err := NewService(configs.Service{
 		URLs: urls, TLS: configs.TLS{Certificate: cert, Key: key, CA: s.cfg.TLS.CA}, TrustDomain: "iop",
 		IssuerKey: s.cfg.IssuerKey, SystemKey: s.cfg.SystemKey, CalloutKey: s.cfg.CalloutKey, ServiceKey: s.cfg.ServiceKey,
-		Members: s.cfg.Members, Replicas: replicas,
+		Members: s.cfg.Members, Replicas: replicas, Enrolment: s.cfg.Enrolment,
 	}, Deps{Log: slog.New(s.logs), Metrics: s.reg})
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	return service
+}
+
+func (s *stock) startService(replicas int, urls ...string) {
+	s.t.Helper()
+	service := s.newService(replicas, urls...)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.service, s.stop, s.ended = service, cancel, make(chan error, 1)
 	go func() { s.ended <- service.Run(ctx) }()
@@ -101,7 +112,8 @@ func (s *stock) served() {
 
 // serverAt is a broker as the dialers of the fixture know it.
 func serverAt(url string) *Broker {
-	b := &Broker{url: url, ready: make(chan struct{})}
+	b := &Broker{url: url}
+	b.ready = make(chan struct{})
 	close(b.ready)
 	return b
 }
@@ -229,5 +241,108 @@ func TestStockClusterText(t *testing.T) {
 		if err != nil || strings.Contains(text, "verify_cert_and_check_known_urls: true") != want || !strings.Contains(text, "no_advertise: true") {
 			t.Errorf("form %d: %v\n%s", form, err, text)
 		}
+	}
+}
+
+// Beside a nats-server of its own, too, a machine is invited, joins, is admitted and
+// revoked; a backup is taken of the running server and put into an empty one.
+//
+// Contract: B9 B11 B8 G1
+func TestStockInvitesRevokesAndRestores(t *testing.T) {
+	s := &stock{fixture: newFixture(t)}
+	s.cfg.Listen = freePorts(t, 1)[0]
+	s.url = "tls://" + s.cfg.Listen
+	s.b = serverAt(s.url)
+	s.enrols()
+	s.cfg.Enrolment.BrokerURLs = []string{s.url}
+	s.cfg.Enrolment.Leaves = map[string]string{"attic": "tls://attic.example:4222"}
+	nodeKey := s.member("edge1", "node", "n1")
+	t.Cleanup(s.kill)
+	t.Cleanup(s.stopService)
+	s.startServer()
+	s.startService(1, s.url)
+	s.served()
+	ctx := context.Background()
+
+	line, err := s.service.Invite(ctx, "gpu1", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok := must(enrol.ParseToken(line.Token.Reveal()))
+	j := newJoiner("gpu1")
+	status, code, a := j.ask(t, line.Dial, tok)
+	if status != 200 || a.BrokerURLs[0] != s.url {
+		t.Fatalf("%d %s %+v", status, code, a)
+	}
+	live := s.dialer("edge1", "node", "gpu1", j.nkey)
+	cert, _, err := a.Accept(tok, j.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live.tls.Certificates = []tls.Certificate{cert.TLS()}
+	if _, user := s.connect(live); !strings.HasPrefix(user, "edge1.gpu1.") {
+		t.Fatalf("%q", user)
+	}
+	if _, err := s.service.Invite(ctx, "box1", time.Hour, must(s.service.LeafURLs("attic"))...); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	if err := s.service.Revoke(ctx, "edge1", "node", "gpu1"); err != nil {
+		t.Fatal(err)
+	}
+	s.wait("the close of who is revoked", live.closed)
+	t.Logf("closed %v after the revocation (B8: within a second)", time.Since(before))
+	if user, err := s.connects(j, tok, a); err == nil && !strings.HasPrefix(user, "!denied.revoked") {
+		t.Errorf("revoked, and let in: %q", user)
+	}
+	_, session := s.node(s.dialer("edge1", "node", "n1", nodeKey))
+
+	var running, direct bytes.Buffer
+	if err := s.service.Backup(ctx, &running); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.newService(1, s.url).BackupDirect(ctx, &direct); err != nil {
+		t.Fatal(err)
+	}
+	b := must(ReadBackup(&running))
+	if other := must(ReadBackup(&direct)); b.Members != 2 || b.Invitations != 2 || other.Members != b.Members || b.Generation < session.Gen {
+		t.Errorf("running %+v, direct %+v", b.Header, other.Header)
+	}
+	if err := s.newService(1, s.url).Restore(ctx, b, 0); !errors.Is(err, ErrServiceRuns) {
+		t.Errorf("restored under a service that runs: %v", err)
+	}
+	s.stopService()
+	if err := s.newService(1, s.url).Restore(ctx, b, 0); err == nil || !strings.Contains(err.Error(), "holds stores already") {
+		t.Errorf("restored into what is there: %v", err)
+	}
+	s.kill()
+	if err := os.RemoveAll(s.cfg.StoreDir); err != nil {
+		t.Fatal(err)
+	}
+	s.startServer()
+	above := b.Generation + 1<<40
+	for deadline := time.Now().Add(guard); ; { // until the server listens
+		err := s.newService(1, s.url).Restore(ctx, b, above)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, nats.ErrNoServers) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	s.startService(1, s.url)
+	s.served()
+	if _, after := s.node(s.dialer("edge1", "node", "n1", nodeKey)); after.Gen <= above {
+		t.Errorf("generation %d, not above %d", after.Gen, above)
+	}
+	if user, err := s.connects(j, tok, a); err == nil && !strings.HasPrefix(user, "!denied.revoked") {
+		t.Errorf("revoked before the backup, and let in: %q", user)
+	}
+	if all := must(s.service.Invitations(ctx)); len(all) != 2 || all[0].Name != "box1" || all[0].State != enrol.Open {
+		t.Errorf("%+v", all)
+	}
+	// What was said at the invitation came through it all.
+	if _, err := s.service.Invite(ctx, "n1", time.Hour); !errors.Is(err, ErrNameTaken) {
+		t.Errorf("a name that is taken: %v", err)
 	}
 }

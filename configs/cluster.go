@@ -96,6 +96,9 @@ type Service struct {
 	Replicas       int           `yaml:"replicas"`
 	HeartbeatBound time.Duration `yaml:"heartbeat_bound"` // 5s; as of a Broker
 	AdminListen    string        `yaml:"admin_listen"`    // health and metrics; empty: none
+	// AdminToken and Enrolment as of a Broker; broker_urls must be set.
+	AdminToken AdminToken `yaml:"admin_token"`
+	Enrolment  *Enrolment `yaml:"enrolment"`
 }
 
 func (s *Service) applyDefaults() {
@@ -103,10 +106,15 @@ func (s *Service) applyDefaults() {
 	or(&s.TrustDomain, defaultTrustDomain)
 	or(&s.Replicas, 1)
 	or(&s.HeartbeatBound, wire.HeartbeatBound)
+	s.Enrolment.applyDefaults()
 }
 
 func (s *Service) paths() []*string {
-	return []*string{&s.TLS.Certificate, &s.TLS.Key, &s.TLS.CA, &s.IssuerKey, &s.SystemKey, &s.CalloutKey, &s.ServiceKey}
+	all := []*string{&s.TLS.Certificate, &s.TLS.Key, &s.TLS.CA, &s.IssuerKey, &s.SystemKey, &s.CalloutKey, &s.ServiceKey, &s.AdminToken.File}
+	if s.Enrolment != nil {
+		all = append(all, &s.Enrolment.CACertificate, &s.Enrolment.CAKey)
+	}
+	return all
 }
 
 func (s *Service) validate(v *validator) {
@@ -125,4 +133,9 @@ func (s *Service) validate(v *validator) {
 	v.positive("service.heartbeat_bound", s.HeartbeatBound)
 	v.members("service.members", s.Members, unique{})
 	v.optionalListen("service.admin_listen", s.AdminListen)
+	v.adminToken("service", s.AdminListen, s.AdminToken, s.Enrolment, false)
+	s.Enrolment.validate(v, "service", false)
+	if s.Enrolment != nil && len(s.Enrolment.BrokerURLs) == 0 {
+		v.fault("service.enrolment.broker_urls", "is required: what machines that joined dial, such as tls://hub.example:4222")
+	}
 }

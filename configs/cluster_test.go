@@ -66,7 +66,16 @@ func TestClusterFaults(t *testing.T) {
 		"misspelt":       {cluster(listen, "rutes: []"), `broker.cluster.rutes: unknown key; did you mean "routes"?`},
 		"empty service":  {"service:\n", "service.urls: is required"},
 		"service key":    {"service:\n  urls: [tls://h:1]\n", "service.callout_key: is required"},
-		"service member": {"service:\n  members: [{edge: a.b, role: node, name: n, nkey: x}]\n", "service.members[0].edge: name"},
+		"service, no URL": {
+			"service:\n  admin_listen: 127.0.0.1:8401\n  admin_token: {file: t}\n  enrolment: {edge: home, url: h, ca_certificate: c, ca_key: k}\n",
+			"service.enrolment.broker_urls: is required",
+		},
+		"service, nobody asks": {"service:\n  enrolment: {edge: home, url: h}\n", "service.enrolment: needs service.admin_listen and service.admin_token"},
+		"service, no listener": {"service:\n  admin_token: {file: t}\n", "service.admin_token: needs service.admin_listen"},
+		"service, no CA key":   {"service:\n  enrolment: {edge: home, url: h}\n", "service.enrolment.ca_key: is required"},
+		"a leaf's name":        {"service:\n  enrolment: {leaves: {A.B: 'tls://h:1'}}\n", `service.enrolment.leaves.A.B: name "A.B"`},
+		"a leaf's URL":         {"service:\n  enrolment: {leaves: {attic: 'http://h:1'}}\n", "service.enrolment.leaves.attic: want tls://host:port"},
+		"service member":       {"service:\n  members: [{edge: a.b, role: node, name: n, nkey: x}]\n", "service.members[0].edge: name"},
 	} {
 		if _, err := Parse("f.yaml", []byte(c.data)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: no %q in\n%v", name, c.want, err)

@@ -1,8 +1,12 @@
 package configs
 
 import (
+	"maps"
 	"net"
+	"slices"
 	"strings"
+
+	"github.com/iop-fabric/iop/wire"
 )
 
 // Enrolment is where machines that were invited have their certificate signed
@@ -21,6 +25,24 @@ type Enrolment struct {
 	// BrokerURLs are what joined machines dial, tls://host:4222; left out, this
 	// broker at the host of URL.
 	BrokerURLs []string `yaml:"broker_urls"`
+	// Leaves are what machines at a leaf's site dial, by the leaf's name: for
+	// `iop invite --leaf NAME`.
+	Leaves map[string]string `yaml:"leaves"`
+}
+
+// EdgeOf is the edge whose members an operator means: the one that machines join,
+// or the only one of the members; empty: it cannot be told.
+func EdgeOf(e *Enrolment, members []Member) (edge string) {
+	if e != nil {
+		return e.Edge
+	}
+	for _, m := range members {
+		if edge != "" && m.Edge != edge {
+			return ""
+		}
+		edge = m.Edge
+	}
+	return edge
 }
 
 // DefaultEnrolPort is the port of an enrolment listener.
@@ -32,22 +54,29 @@ func (e *Enrolment) applyDefaults() {
 	}
 }
 
-func (e *Enrolment) validate(v *validator, made bool) {
+// validate checks it in its section, "broker" or "service".
+func (e *Enrolment) validate(v *validator, section string, made bool) {
 	if e == nil {
 		return
 	}
+	section += ".enrolment"
 	if e.Edge != "" || !made {
-		v.name("broker.enrolment.edge", e.Edge)
+		v.name(section+".edge", e.Edge)
 	}
-	v.listen("broker.enrolment.listen", e.Listen)
+	v.listen(section+".listen", e.Listen)
 	if e.URL != "" || !made {
-		if v.required("broker.enrolment.url", e.URL) && !e.validURL() {
-			v.fault("broker.enrolment.url", "want host or host:port, such as hub.example:8443")
+		if v.required(section+".url", e.URL) && !e.validURL() {
+			v.fault(section+".url", "want host or host:port, such as hub.example:8443")
 		}
 	}
-	v.file("broker.enrolment.ca_certificate", e.CACertificate, made)
-	v.file("broker.enrolment.ca_key", e.CAKey, made)
-	v.brokerURLs("broker.enrolment.broker_urls", e.BrokerURLs)
+	v.file(section+".ca_certificate", e.CACertificate, made)
+	v.file(section+".ca_key", e.CAKey, made)
+	v.brokerURLs(section+".broker_urls", e.BrokerURLs)
+	for _, leaf := range slices.Sorted(maps.Keys(e.Leaves)) {
+		path := section + ".leaves." + printable(leaf)
+		v.check(path, wire.CheckName(leaf))
+		v.check(path, CheckBrokerURL(e.Leaves[leaf]))
+	}
 }
 
 func (e *Enrolment) validURL() bool {

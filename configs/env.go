@@ -78,6 +78,9 @@ func (f *File) variables() map[string]bool {
 	if f.Broker != nil {
 		named[f.Broker.AdminToken.Env] = true
 	}
+	if f.Service != nil {
+		named[f.Service.AdminToken.Env] = true
+	}
 	if f.Edge == nil {
 		return named
 	}

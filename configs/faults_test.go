@@ -389,7 +389,7 @@ func TestEveryVariableIsOneSetting(t *testing.T) {
 		}
 		seen[l.variable()] = l.path
 		// Each can be set, whatever its type.
-		f := &File{Broker: &Broker{Cluster: new(Cluster), Enrolment: new(Enrolment)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: new(Service)}
+		f := &File{Broker: &Broker{Cluster: new(Cluster), Enrolment: new(Enrolment)}, Edge: new(Edge), Node: new(Node), Leaf: new(Leaf), Service: &Service{Enrolment: new(Enrolment)}}
 		v, ok := l.in(f)
 		if !ok {
 			t.Errorf("%s is not there", l.path)

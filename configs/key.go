@@ -50,22 +50,32 @@ func (k APIKey) digest() (digest [sha256.Size]byte, err error) {
 		}
 		return [sha256.Size]byte(b), nil
 	}
+	key, err := k.read()
+	if err != nil {
+		return digest, err
+	}
+	defer clear(key)
+	return sha256.Sum256(key), nil
+}
+
+// read returns the key of a file or a variable.
+func (k APIKey) read() (key []byte, err error) {
 	key, source := []byte(os.Getenv(k.Env)), "variable "+k.Env
 	if k.File != "" {
 		source = "file " + k.File
 		if key, err = readKey(k.File); err != nil {
-			return digest, err
+			return nil, err
 		}
 	}
-	defer clear(key)
 	key = bytes.TrimRight(key, "\r\n")
 	switch {
 	case len(key) == 0:
-		return digest, fmt.Errorf("%s is empty or not there", source)
+		return nil, fmt.Errorf("%s is empty or not there", source)
 	case len(key) > maxKey:
-		return digest, fmt.Errorf("%s is longer than %d bytes", source, maxKey)
+		clear(key)
+		return nil, fmt.Errorf("%s is longer than %d bytes", source, maxKey)
 	}
-	return sha256.Sum256(key), nil
+	return key, nil
 }
 
 // key is the token as any other key, for what reads one.
@@ -79,8 +89,14 @@ func (t AdminToken) Set() bool { return t != AdminToken{} }
 // Digest returns the token's SHA-256, as APIKey.Digest does.
 func (t AdminToken) Digest() ([sha256.Size]byte, error) { return t.key().Digest() }
 
-// Value returns the token itself where it is at hand: that of a file or a variable.
-func (t AdminToken) Value() (string, bool) { return t.key().Value() }
+// Read returns the token itself: it must be that of a file or a variable.
+func (t AdminToken) Read() (string, error) {
+	key, err := t.key().read()
+	if err != nil {
+		return "", fmt.Errorf("admin_token: %w", err)
+	}
+	return string(key), nil
+}
 
 func readKey(path string) ([]byte, error) {
 	f, err := os.Open(path)
@@ -93,13 +109,6 @@ func readKey(path string) ([]byte, error) {
 
 // Value returns the key itself where it is at hand: that of a file or a variable.
 func (k APIKey) Value() (string, bool) {
-	key := []byte(os.Getenv(k.Env))
-	if k.File != "" {
-		var err error
-		if key, err = readKey(k.File); err != nil {
-			return "", false
-		}
-	}
-	key = bytes.TrimRight(key, "\r\n")
-	return string(key), len(key) > 0
+	key, err := k.read()
+	return string(key), err == nil
 }

@@ -46,12 +46,18 @@ func read(path string) ([]byte, error) {
 func Parse(name string, data []byte) (*File, error) { return parse(name, data, nil, false) }
 
 func parse(name string, data []byte, environ []string, single bool) (*File, error) {
+	file, _, err := decode(name, data, environ, single)
+	return file, err
+}
+
+// decode also returns what gives a fault that knows its path its file and line.
+func decode(name string, data []byte, environ []string, single bool) (*File, func(Fault) Fault, error) {
 	if len(data) > maxFile {
-		return nil, Faults{{File: name, Message: fmt.Sprintf("larger than %d bytes", maxFile)}}
+		return nil, nil, Faults{{File: name, Message: fmt.Sprintf("larger than %d bytes", maxFile)}}
 	}
 	root, faults := document(name, data)
 	if faults != nil {
-		return nil, faults
+		return nil, nil, faults
 	}
 	file := new(File)
 	d := &decoder{file: name, lines: map[string]int{}}
@@ -63,13 +69,14 @@ func parse(name string, data []byte, environ []string, single bool) (*File, erro
 		file.nameItself()
 	}
 	faults = file.withDefaults(slices.Concat(d.zeros, env.zeros))
+	locate := func(f Fault) Fault { return env.locate(d.locate(f)) }
 	for _, fault := range append(faults, file.validate()...) {
-		d.faults = append(d.faults, env.locate(d.locate(fault)))
+		d.faults = append(d.faults, locate(fault))
 	}
 	if err := d.faults.err(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return file, nil
+	return file, locate, nil
 }
 
 // yamlLine finds the line in a message of the parser's.

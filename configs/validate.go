@@ -2,6 +2,7 @@ package configs
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -216,17 +217,8 @@ func (b *Broker) validate(v *validator, made bool) {
 	v.file("broker.service_key", b.ServiceKey, made)
 	v.positive("broker.heartbeat_bound", b.HeartbeatBound)
 	v.optionalListen("broker.admin_listen", b.AdminListen)
-	if b.AdminToken.Set() {
-		v.keySource("broker.admin_token", b.AdminToken.key())
-	}
-	switch {
-	case made: // it is invited over the Edge's listener
-	case b.AdminToken.Set() && b.AdminListen == "":
-		v.fault("broker.admin_token", "needs broker.admin_listen, such as 127.0.0.1:8401")
-	case b.Enrolment != nil && !b.AdminToken.Set():
-		v.fault("broker.enrolment", "needs broker.admin_listen and broker.admin_token: without them nobody can invite")
-	}
-	b.Enrolment.validate(v, made)
+	v.adminToken("broker", b.AdminListen, b.AdminToken, b.Enrolment, made)
+	b.Enrolment.validate(v, "broker", made)
 	keys := unique{}
 	for _, edge := range slices.Sorted(maps.Keys(b.EdgeKeys)) {
 		path := "broker.edge_keys." + printable(edge)
@@ -266,11 +258,34 @@ func (v *validator) brokerURLs(path string, urls []string) {
 	seen := unique{}
 	for i, raw := range urls {
 		at := fmt.Sprintf("%s[%d]", path, i)
-		u, err := url.Parse(raw)
-		if err != nil || u.Scheme != "tls" || u.Hostname() == "" || !isPort(u) || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
-			v.fault(at, "want tls://host:port and nothing else")
-		}
+		v.check(at, CheckBrokerURL(raw))
 		seen.add(v, at, raw, "the address")
+	}
+}
+
+// CheckBrokerURL refuses what is no address that a Node could dial.
+func CheckBrokerURL(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "tls" || u.Hostname() == "" || !isPort(u) || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
+		return errBrokerURL
+	}
+	return nil
+}
+
+var errBrokerURL = errors.New("want tls://host:port and nothing else")
+
+// adminToken is what lets an operator invite, revoke and back up. In one process
+// that is asked over the Edge's listener.
+func (v *validator) adminToken(section, listen string, token AdminToken, e *Enrolment, made bool) {
+	if token.Set() {
+		v.keySource(section+".admin_token", token.key())
+	}
+	switch {
+	case made:
+	case token.Set() && listen == "":
+		v.fault(section+".admin_token", "needs %s.admin_listen, such as 127.0.0.1:8401", section)
+	case e != nil && !token.Set():
+		v.fault(section+".enrolment", "needs %s.admin_listen and %s.admin_token: without them nobody can invite", section, section)
 	}
 }
 

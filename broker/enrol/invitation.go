@@ -30,6 +30,8 @@ type Invitation struct {
 	Wrong     int       `json:"wrong,omitempty"`
 	Cancelled bool      `json:"cancelled,omitempty"`
 	Use       *Use      `json:"use,omitempty"`
+	// BrokerURLs are what this machine is to dial; none: what every one is told.
+	BrokerURLs []string `json:"broker_urls,omitempty"`
 }
 
 // Use is the request an invitation was used with.

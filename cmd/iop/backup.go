@@ -25,7 +25,20 @@ type authority struct{ dir, file string }
 func (a *authority) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.dir, "data-dir", "", `data folder of the "iop up" that is meant (default as that of iop up)`)
-	f.StringVar(&a.file, "config", "", `configuration file of the broker that is meant, or, beside --data-dir, of the "iop up"`)
+	f.StringVar(&a.file, "config", "", `configuration file of the broker or service that is meant, or, beside --data-dir, of the "iop up"`)
+}
+
+// service makes the service beside a server that is meant, without starting it;
+// nil: it is a broker that is.
+func (a authority) service() (*broker.Service, error) {
+	if a.file == "" {
+		return nil, nil //nolint:nilnil // no service is no error
+	}
+	parts, err := configs.LoadAny(a.file)
+	if err != nil || parts.Broker != nil || parts.Service == nil {
+		return nil, err
+	}
+	return broker.NewService(*parts.Service, broker.Deps{})
 }
 
 // broker makes the broker that is meant, without starting it.
@@ -46,7 +59,7 @@ func (a authority) config() (b configs.Broker, err error) {
 		}
 		switch {
 		case parts.Broker == nil:
-			return b, fmt.Errorf("%s: has no section broker: is it the file of another process?", a.file)
+			return b, fmt.Errorf("%s: has no section broker or service: is it the file of another process?", a.file)
 		case parts.Edge == nil:
 			return *parts.Broker, nil
 		}
@@ -79,10 +92,11 @@ func newBackup() *cobra.Command {
 of their secrets), the Edges' stores, and the highest generation. It holds no key of the fabric: those are files, see
 docs/operations.md. Of an Edge's store it holds what the Edge keeps there, so keep it as you keep the store.
 
-It asks the running process; where none runs, it reads the store itself. --show says what a file holds.
+It asks the running process; where none runs, it reads the store itself. Beside a nats-server of its own it asks that
+server, which must run. --show says what a file holds.
 
 Without a flag it is the "iop up" of the default data folder; --data-dir names another folder, --config the file of a
-broker of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`,
+broker or a service of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`,
 		Args: oneFile,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if show {
@@ -124,11 +138,17 @@ func oneFile(cmd *cobra.Command, args []string) error {
 // does.
 func takeBackup(ctx context.Context, a authority, o operator) ([]byte, error) {
 	if o.url == "" {
+		var out bytes.Buffer
+		if s, err := a.service(); err != nil || s != nil {
+			if err == nil {
+				err = s.BackupDirect(ctx, &out)
+			}
+			return out.Bytes(), err
+		}
 		b, err := a.broker()
 		if err != nil {
 			return nil, err
 		}
-		var out bytes.Buffer
 		switch err = b.BackupStopped(ctx, &out); {
 		case err == nil:
 			return out.Bytes(), nil
@@ -201,7 +221,10 @@ New generations are above all that the backup knows of, above --generation-above
 after an older copy of a store was put back.
 
 Without a flag it is the "iop up" of the default data folder; --data-dir names another folder, --config the file of a
-broker of its own. Of a cluster whose stores are all lost: for each broker, before the first is started.`,
+broker of its own. Of a cluster whose stores are all lost: for each broker, before the first is started.
+
+Beside a nats-server of its own (--config with a section service) it is put into that server at once: the server runs,
+no service does.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && above > 0 {
 				return nil
@@ -217,6 +240,17 @@ broker of its own. Of a cluster whose stores are all lost: for each broker, befo
 				if from, err = readBackup(args[0]); err != nil {
 					return err
 				}
+			}
+			s, err := a.service()
+			switch {
+			case err != nil:
+				return err
+			case s != nil:
+				if err := s.Restore(cmd.Context(), from, above); err != nil {
+					return err
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), "It is in the server. Start the service now.")
+				return nil
 			}
 			b, err := a.broker()
 			if err != nil {

@@ -26,7 +26,8 @@ configuration that is ready, so that each host gets only its own folder:
   iop init --out fabric --edge home --broker hub1.example,hub2.example,hub3.example --node desk,gpu1
 
 Run it again to add to it (iop init --out fabric --node gpu2): it overwrites nothing, and prints what the files
-that are there need. A node behind a leaf broker is named with it: --leaf attic=attic.example --node box@attic.`,
+that are there need. A node behind a leaf broker is named with it: --leaf attic=attic.example --node box@attic.
+--stock is for who runs nats-servers of their own: a folder service-N goes beside each broker-N.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkInitFlags(cmd); err != nil {
@@ -75,6 +76,7 @@ that are there need. A node behind a leaf broker is named with it: --leaf attic=
 	f.StringSliceVar(&hosts.Brokers, "broker", nil, "with --out: HOST[:PORT] of each broker, as it is dialled (port 4222)")
 	f.StringSliceVar(&hosts.Nodes, "node", nil, "with --out: name of each node; NAME@LEAF for one behind a leaf")
 	f.StringSliceVar(&hosts.Leaves, "leaf", nil, "with --out: NAME=HOST[:PORT] of each leaf broker")
+	f.BoolVar(&hosts.Stock, "stock", false, "with --out: nats-servers of their own in the brokers' place, each with iop service beside it")
 	f.BoolVar(&hosts.Demo, "demo", false, "with --out: the nodes offer the demo model and no other")
 	f.StringVar(&hosts.Owner, "owner", "", "with --out: UID:GID that the members' folders are to belong to")
 	return cmd
@@ -89,7 +91,7 @@ func checkInitFlags(cmd *cobra.Command) error {
 		}
 		return nil
 	}
-	for _, name := range []string{"edge", "broker", "node", "leaf", "demo", "owner"} {
+	for _, name := range []string{"edge", "broker", "node", "leaf", "stock", "demo", "owner"} {
 		if f.Changed(name) {
 			return usageError{fmt.Errorf("--%s goes with --out DIR", name)}
 		}

@@ -29,6 +29,10 @@ On each host:
 `, filepath.Join(h.Out, "authority"))
 		for _, folder := range report.Made {
 			role, _, _ := strings.Cut(folder, "-")
+			if h.Stock && role == "broker" {
+				fmt.Fprintf(w, "  iop broker config --stock --config %s/%s.yaml > %s/nats.conf && nats-server -c %s/nats.conf\n", folder, folder, folder, folder)
+				continue
+			}
 			fmt.Fprintf(w, "  iop %s --config %s/%s.yaml\n", role, folder, folder)
 		}
 	}

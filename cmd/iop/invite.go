@@ -9,22 +9,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/internal/adminapi"
 	"github.com/iop-fabric/iop/wire"
 )
 
 func newInvite() *cobra.Command {
 	var (
-		o       operator
-		list    bool
-		cancel  string
-		expires time.Duration
+		o          operator
+		list       bool
+		cancel     string
+		expires    time.Duration
+		brokerURLs []string
+		leaf       string
 	)
 	cmd := &cobra.Command{
 		Use:   "invite NAME",
 		Short: "Print the one line with which a new machine joins as node NAME",
 		Long: `Print the one line with which a new machine joins as node NAME: it is good once, for this name, and for a day.
 A second invitation of a name replaces the first. The line holds the secret: give it to the new machine alone.
+
+The machine is told what to dial: the broker, or what broker.enrolment.broker_urls says. For one behind a leaf, say
+--leaf NAME (of broker.enrolment.leaves) or --broker-url, once for each address.
 
 --list shows the invitations, --cancel NAME withdraws one; iop revoke NAME takes a machine out that has joined.
 ` + whomToAsk,
@@ -38,6 +44,14 @@ A second invitation of a name replaces the first. The line holds the secret: giv
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if leaf != "" && len(brokerURLs) > 0 {
+				return usageError{errors.New("--leaf and --broker-url both say what the machine dials: give one of them")}
+			}
+			for _, u := range brokerURLs {
+				if err := configs.CheckBrokerURL(u); err != nil {
+					return usageError{fmt.Errorf("--broker-url %q: %w", u, err)}
+				}
+			}
 			if list && cancel != "" {
 				return usageError{errors.New("--list and --cancel are two commands: give one of them")}
 			}
@@ -59,7 +73,7 @@ A second invitation of a name replaces the first. The line holds the secret: giv
 			if err := wire.CheckName(args[0]); err != nil {
 				return usageError{err}
 			}
-			i, err := client.Invite(cmd.Context(), adminapi.Invite{Name: args[0], ExpiresInMs: expires.Milliseconds()})
+			i, err := client.Invite(cmd.Context(), adminapi.Invite{Name: args[0], ExpiresInMs: expires.Milliseconds(), BrokerURLs: brokerURLs, Leaf: leaf})
 			if err != nil {
 				return err
 			}
@@ -75,6 +89,8 @@ A second invitation of a name replaces the first. The line holds the secret: giv
 	}
 	f := cmd.Flags()
 	f.DurationVar(&expires, "expires", 24*time.Hour, "how long it is good, such as 1h")
+	f.StringArrayVar(&brokerURLs, "broker-url", nil, "what the machine is to dial, such as tls://attic.example:4222; may be given again")
+	f.StringVar(&leaf, "leaf", "", "the leaf the machine is to dial, by its name in enrolment.leaves")
 	f.BoolVar(&list, "list", false, "list the invitations")
 	f.StringVar(&cancel, "cancel", "", "withdraw the invitation of that name")
 	o.flags(cmd)

@@ -14,6 +14,8 @@ func newJoin() *cobra.Command {
 	var (
 		dir, logLevel   string
 		noStart, asJSON bool
+		brokerURLs      []string
+		installs        bool
 	)
 	cmd := &cobra.Command{
 		Use:   "join HOST:PORT TOKEN",
@@ -24,6 +26,11 @@ The keys are made here, in the folder, and never leave it; the line is good once
 not by its name. The same command again just starts the node; so does "iop join" alone. One that was cut off goes on
 where it was.
 
+--install has the operating system run the node from now on, and ends: see "iop node install". As root on Linux the
+folder is then ` + machineFolder + `.
+
+--broker-url says what the node dials where the authority's word is not right here, such as behind a leaf.
+
 HTTPS_PROXY is followed. To keep the line out of the list of processes, write - for TOKEN and give it on standard input.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 0 && len(args) != 2 {
@@ -32,12 +39,21 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			own := unit{name: defaultUnit}
+			if installs {
+				if dir == "" && wholeMachine() {
+					dir = machineFolder
+				}
+				if err := own.possible(); err != nil { // before the line is used up
+					return err
+				}
+			}
 			folder, err := joinFolder(dir)
 			if err != nil {
 				return err
 			}
 			errs := cmd.ErrOrStderr()
-			j := up.Join{Folder: folder, Tell: func(s string) { fmt.Fprintln(errs, "iop:", s) }}
+			j := up.Join{Folder: folder, BrokerURLs: brokerURLs, Tell: func(s string) { fmt.Fprintln(errs, "iop:", s) }}
 			if len(args) == 2 {
 				j.Authority, j.Token = args[0], args[1]
 			}
@@ -66,7 +82,12 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 				fmt.Fprintf(out, "Joined as node %s of edge %s. Keys and configuration are in %s. For a service manager:\n\n  iop node --config %s\n\n",
 					cfg.Node.Name, cfg.Node.Edge, folder, up.Quote(folder.NodeConfig()))
 			}
-			if noStart {
+			if installs {
+				if err := own.install(cmd.Context(), out, folder.NodeConfig()); err != nil {
+					return fmt.Errorf("it has joined, but is not installed: %w", err)
+				}
+			}
+			if noStart || installs {
 				if asJSON {
 					printProcess(out, up.ProcessInfo{Role: "node", Name: cfg.Node.Name}, true)
 				}
@@ -83,6 +104,8 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 	}
 	f := cmd.Flags()
 	f.StringVar(&dir, "dir", "", "folder for keys and configuration (default $XDG_DATA_HOME/iop-node or ~/.local/share/iop-node)")
+	f.StringArrayVar(&brokerURLs, "broker-url", nil, "dial this instead of what the authority says, such as tls://attic.example:4222; may be given again")
+	f.BoolVar(&installs, "install", false, "have the operating system run the node, now and with the machine (as iop node install)")
 	f.BoolVar(&noStart, "no-start", false, "join, and do not run the node")
 	f.BoolVar(&asJSON, "json", false, "print one line of JSON when it runs, or has joined")
 	f.StringVar(&logLevel, "log-level", "", "debug, info, warn or error (default info)")

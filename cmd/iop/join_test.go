@@ -134,6 +134,11 @@ func TestInvitations(t *testing.T) {
 	if !strings.Contains(out, "gpu1  open") || !strings.Contains(out, "in 59m") {
 		t.Errorf("the list:\n%s", out)
 	}
+	var i adminapi.Invited
+	far := mustIOP(t, with("invite", "gpu4", "--json", "--broker-url", "tls://attic.example:4222", "--broker-url", "tls://attic.example:4223")...)
+	if err := json.Unmarshal([]byte(far), &i); err != nil || len(i.BrokerURLs) != 2 || i.BrokerURLs[1] != "tls://attic.example:4223" || i.Warning != "" {
+		t.Errorf("%v: %s", err, far)
+	}
 	mustIOP(t, with("invite", "--cancel", "gpu1")...)
 	if code, _, errs := ended(t, append(line, "--dir", t.TempDir())...); code != exitFailed || !strings.Contains(errs, "not good") {
 		t.Errorf("a withdrawn line: %d %s", code, errs)
@@ -150,6 +155,10 @@ func TestInvitations(t *testing.T) {
 		"too short":           {with("invite", "gpu3", "--expires", "1s"), exitFailed, "one minute to 30 days"},
 		"too long":            {with("invite", "gpu3", "--expires", "1000h"), exitFailed, "one minute to 30 days"},
 		"two in one":          {with("invite", "--list", "--cancel", "gpu1"), exitUsage, "give one of them"},
+		"two to dial":         {with("invite", "gpu3", "--leaf", "attic", "--broker-url", "tls://h:1"), exitUsage, "give one of them"},
+		"not to be dialled":   {with("invite", "gpu3", "--broker-url", "nats://h:1"), exitUsage, "want tls://host:port"},
+		"an unknown leaf":     {with("invite", "gpu3", "--leaf", "attic"), exitFailed, "attic: broker.enrolment.leaves names no such leaf: it names none"},
+		"join, not a URL":     {[]string{"join", line[1], line[2], "--dir", t.TempDir(), "--broker-url", "h:1"}, exitFailed, "want tls://host:port"},
 		"revoked, unknown":    {with("revoke", "nobody"), exitFailed, "no such member"},
 		"revoked, no role":    {with("revoke", "here", "--role", "king"), exitFailed, "want the role node, edge or leaf"},
 		"nobody runs":         {[]string{"invite", "gpu1", "--data-dir", t.TempDir()}, exitFailed, "no iop is running"},
@@ -310,4 +319,42 @@ func TestJoinedSurvivesARestart(t *testing.T) {
 	await(t, func() bool { n := x.nodes(t)["gpu1"]; return n.Connected && n.Generation > before })
 	background(t, append(later, "--dir", second)...)
 	await(t, func() bool { return x.nodes(t)["gpu2"].Connected })
+}
+
+// What would be installed is shown for every machine, and nothing is done where it
+// cannot be: the line is not used up then.
+//
+// Contract: D1
+func TestNodeInstallSaysWhatItWould(t *testing.T) {
+	dir, _ := hostsFolder(t)
+	mustIOP(t, "init", "--out", dir, "--node", "gpu7")
+	file := config(dir, "node-gpu7")
+	for manager, want := range map[string]string{"systemd": "ExecStart=", "launchd": "<key>ProgramArguments</key>", "windows": "sc.exe create iop-node"} {
+		out := mustIOP(t, "node", "install", "--dry-run", "--config", file, "--manager", manager)
+		if !strings.Contains(out, want) || !strings.Contains(out, file) {
+			t.Errorf("%s:\n%s", manager, out)
+		}
+		if out := mustIOP(t, "node", "uninstall", "--dry-run", "--manager", manager, "--name", "second"); !strings.Contains(out, "second") {
+			t.Errorf("%s:\n%s", manager, out)
+		}
+	}
+	empty := t.TempDir()
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"a binary that will go": {[]string{"node", "install", "--config", file}, exitFailed, "is in a temporary folder"},
+		"before it joins":       {[]string{"join", "127.0.0.1:8443", "iop1.x", "--install", "--dir", empty}, exitFailed, "is in a temporary folder"},
+		"nothing has joined":    {[]string{"node", "install", "--dir", empty}, exitFailed, "holds no machine that has joined"},
+		"no node":               {[]string{"node", "install", "--dry-run", "--config", config(dir, "edge")}, exitFailed, "has no section node"},
+		"no such manager":       {[]string{"node", "install", "--dry-run", "--config", file, "--manager", "upstart"}, exitUsage, "want systemd, launchd or windows"},
+		"another machine's":     {[]string{"node", "uninstall", "--manager", "windows"}, exitUsage, "goes with --dry-run alone"},
+		"a name of no unit":     {[]string{"node", "install", "--dry-run", "--config", file, "--name", "a/b"}, exitFailed, `unit name "a/b"`},
+		"never installed":       {[]string{"node", "uninstall", "--name", "iop-never"}, exitFailed, "is not installed"},
+	} {
+		if code, out, errs := ended(t, c.args...); code != c.code || !strings.Contains(errs, c.want) {
+			t.Errorf("%s: exit code %d, want %d; %q does not say %q (%s)", name, code, c.code, errs, c.want, out)
+		}
+	}
 }

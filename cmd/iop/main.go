@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/iop-fabric/iop/internal/install"
 	"github.com/iop-fabric/iop/internal/up"
 )
 
@@ -43,7 +44,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "iop: told twice to stop: stopping at once")
 		os.Exit(exitFailed)
 	}()
-	os.Exit(runTo(ctx, os.Stdout, os.Stderr, os.Args[1:]))
+	os.Exit(install.Managed(cancel, func() int { return runTo(ctx, os.Stdout, os.Stderr, os.Args[1:]) }))
 }
 
 // runTo runs one command line and returns its exit code.
@@ -76,6 +77,7 @@ func newRoot() *cobra.Command {
   iop init      make the keys and a configuration file to edit; with --out, a folder for each of many hosts
   iop validate  check a configuration file without starting anything
   iop invite    print the one line with which another machine joins; iop join is that line, iop revoke takes it out
+  iop node install   have the operating system start a node; iop join --install does so at once
   iop rotate    sign a certificate of a fabric of many hosts anew
   iop backup    one file with what the authority knows; iop restore puts it back
   iop status    what every node is doing, and why requests wait; iop nodes, iop providers, iop models: its parts

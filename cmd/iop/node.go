@@ -11,7 +11,7 @@ import (
 )
 
 func newNode() *cobra.Command {
-	return process{
+	cmd := process{
 		role:  "node",
 		short: "Run a Node of its own: it sits beside the model servers and dials out",
 		long: `Run a Node: it dials the broker, and runs the adapters its Edge tells it to run. It starts, and stays up,
@@ -28,4 +28,6 @@ then; what runs ends first.`,
 			return up.RunNode(ctx, *f.Node, log, hangup, ready)
 		},
 	}.command()
+	cmd.AddCommand(newNodeInstall(), newNodeUninstall())
+	return cmd
 }

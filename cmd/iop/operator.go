@@ -61,7 +61,7 @@ func newOperator(use, short, long string, part func(adminapi.Snapshot) any, prin
 // whomToAsk ends the help of what asks a running process.
 const whomToAsk = `
 Without a flag it asks the "iop up" of the default data folder; --data-dir names another folder, --config the file of
-an Edge or a broker of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`
+an Edge, a broker or a service of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`
 
 // flags are those that say whom to ask.
 func (o *operator) flags(cmd *cobra.Command) {
@@ -74,98 +74,80 @@ func (o *operator) flags(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "config", "url")
 }
 
-// client finds the Edge to ask and the token to ask with.
+// client finds whom to ask and the token to ask with.
 func (o operator) client() (c adminapi.Client, err error) {
+	var token configs.AdminToken
 	switch {
 	case o.url != "":
 		c.URL = o.url
 	case o.file != "":
-		c, err = clientOf(o.file)
+		c.URL, token, err = surfaceOf(o.file)
 	default:
-		c, err = clientAt(o.dir)
+		c.URL, token, err = surfaceAt(o.dir)
 	}
 	if err != nil {
 		return c, err
 	}
-	if token := os.Getenv(tokenVariable); token != "" && o.tokenFile == "" {
-		c.Token = token
+	switch {
+	case o.tokenFile != "":
+		token = configs.AdminToken{File: filepath.Clean(o.tokenFile)}
+	case os.Getenv(tokenVariable) != "":
+		token = configs.AdminToken{Env: tokenVariable}
 	}
-	if o.tokenFile != "" {
-		if c.Token, err = readToken(o.tokenFile); err != nil {
-			return c, err
-		}
-	}
-	if c.Token == "" {
+	if token.File == "" && token.Env == "" { // a digest is no token
 		return c, usageError{fmt.Errorf("no admin token: name its file with --token-file, or set %s", tokenVariable)}
 	}
-	return c, nil
+	c.Token, err = token.Read()
+	return c, err
 }
 
-// clientAt is for the fabric of a data folder.
-func clientAt(dir string) (c adminapi.Client, err error) {
+// surfaceAt is where the fabric of a data folder is asked, and with what.
+func surfaceAt(dir string) (url string, token configs.AdminToken, err error) {
 	folder, err := dataFolder(dir)
 	if err != nil {
-		return c, err
+		return "", token, err
 	}
-	url, err := os.ReadFile(folder.AdminURL())
+	b, err := os.ReadFile(folder.AdminURL())
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, fmt.Errorf("no iop is running on the data folder %s (start it with iop up, or name another with --data-dir)", folder)
+		return "", token, fmt.Errorf("no iop is running on the data folder %s (start it with iop up, or name another with --data-dir)", folder)
 	}
-	if err != nil {
-		return c, err
+	if _, none := os.Stat(folder.AdminToken()); none == nil { // else it was started with another
+		token.File = folder.AdminToken()
 	}
-	c.URL = strings.TrimSpace(string(url))
-	if token, err := readToken(folder.AdminToken()); err == nil {
-		c.Token = token
-	}
-	return c, nil
+	return strings.TrimSpace(string(b)), token, err
 }
 
-// clientOf is for the Edge of a configuration file, or else its broker.
-func clientOf(file string) (c adminapi.Client, err error) {
+// surfaceOf is where the Edge of a configuration file, or else its broker or its
+// service, is asked.
+func surfaceOf(file string) (url string, token configs.AdminToken, err error) {
 	cfg, err := configs.LoadAny(file)
 	if err != nil {
-		return c, err
+		return "", token, err
 	}
 	var section, listen string
-	var token configs.AdminToken
 	switch {
 	case cfg.Edge != nil:
 		section, listen, token = "edge", cfg.Edge.AdminListen, cfg.Edge.AdminToken
 	case cfg.Broker != nil:
 		section, listen, token = "broker", cfg.Broker.AdminListen, cfg.Broker.AdminToken
+	case cfg.Service != nil:
+		section, listen, token = "service", cfg.Service.AdminListen, cfg.Service.AdminToken
 	default:
-		return c, fmt.Errorf("%s: has no section edge or broker, and only those can be asked", file)
+		return "", token, fmt.Errorf("%s: has no section edge, broker or service, and only those can be asked", file)
 	}
 	host, port, err := net.SplitHostPort(listen)
 	switch {
 	case listen == "":
-		return c, fmt.Errorf("%s: %s.admin_listen is not set, so there is nothing to ask", file, section)
+		return "", token, fmt.Errorf("%s: %s.admin_listen is not set, so there is nothing to ask", file, section)
 	case err != nil:
-		return c, fmt.Errorf("%s: %s.admin_listen: %w", file, section, err)
+		return "", token, fmt.Errorf("%s: %s.admin_listen: %w", file, section, err)
 	case port == "0":
-		return c, fmt.Errorf("%s: %s.admin_listen has port 0, so its address is known to the process alone: name it with --url", file, section)
+		return "", token, fmt.Errorf("%s: %s.admin_listen has port 0, so its address is known to the process alone: name it with --url", file, section)
 	}
 	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
 		host = "127.0.0.1"
 	}
-	c.URL = "http://" + net.JoinHostPort(host, port)
-	c.Token, _ = token.Value() // its digest alone is no token
-	return c, nil
-}
-
-func readToken(file string) (string, error) {
-	f, err := os.Open(filepath.Clean(file))
-	if err != nil {
-		return "", err
-	}
-	defer f.Close() // only read
-	b, err := io.ReadAll(io.LimitReader(f, 4<<10))
-	token := strings.TrimSpace(string(b))
-	if err == nil && token == "" {
-		err = fmt.Errorf("%s: holds no token", file)
-	}
-	return token, err
+	return "http://" + net.JoinHostPort(host, port), token, nil
 }
 
 // table prints rows in columns.

@@ -27,7 +27,7 @@ func newRotate() *cobra.Command {
 		force  bool
 	)
 	cmd := &cobra.Command{
-		Use:   "rotate node|leaf|broker|edge [NAME] | ca|issuer begin|switch|finish",
+		Use:   "rotate node|leaf|broker|service|edge [NAME] | ca|issuer begin|switch|finish",
 		Short: "Exchange a certificate, a key, the issuer or the CA, while the fabric runs",
 		Long: `Sign the certificate of a member anew, for another year, in the folder that "iop init --out" made, and say what to do
 with it on the member's host. The old one is good until its end, so nothing that runs is lost.
@@ -54,7 +54,7 @@ listener is asked who still shows a certificate of the old CA: --config, or --ur
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
-				return usageError{errors.New("rotate what? node NAME, leaf NAME, broker NAME, edge, ca STEP or issuer STEP")}
+				return usageError{errors.New("rotate what? node NAME, leaf NAME, broker NAME, service NAME, edge, ca STEP or issuer STEP")}
 			case args[0] == up.ExchangeCA || args[0] == up.ExchangeIssuer:
 				if len(args) != 2 {
 					return usageError{fmt.Errorf("rotate %s takes one step: begin, switch or finish; or status", args[0])}
@@ -70,8 +70,8 @@ listener is asked who still shows a certificate of the old CA: --config, or --ur
 				return nil
 			case args[0] == string(identity.RoleEdge):
 				return usageError{errors.New("rotate edge takes no name: a folder is of one edge")}
-			case args[0] != string(identity.RoleNode) && args[0] != string(identity.RoleLeaf) && args[0] != string(identity.RoleBroker):
-				return usageError{fmt.Errorf("rotate %s: want node, leaf, broker, edge, ca or issuer", args[0])}
+			case takenBy[identity.Role(args[0])] == "":
+				return usageError{fmt.Errorf("rotate %s: want node, leaf, broker, service, edge, ca or issuer", args[0])}
 			case args[0] == string(identity.RoleNode) && len(args) == 1: // the machine's own; RunE looks
 				return nil
 			case len(args) != 2:
@@ -155,10 +155,11 @@ func printRotated(out io.Writer, r up.Rotation, done up.Rotated, asJSON bool) er
 
 // takenBy says how each process takes what was copied.
 var takenBy = map[identity.Role]string{
-	identity.RoleNode:   "kill -HUP its process: it lets what runs end, and dials anew. Without that its next dial takes it.",
-	identity.RoleEdge:   "kill -HUP its process, or wait a minute: it signs with it then; its connection to the broker shows it when that is made anew.",
-	identity.RoleBroker: "kill -HUP its process: new connections see it, those that stand are not touched.",
-	identity.RoleLeaf:   "kill -HUP its process: new connections see it, those that stand are not touched.",
+	identity.RoleNode:    "kill -HUP its process: it lets what runs end, and dials anew. Without that its next dial takes it.",
+	identity.RoleEdge:    "kill -HUP its process, or wait a minute: it signs with it then; its connection to the broker shows it when that is made anew.",
+	identity.RoleBroker:  "kill -HUP its process: new connections see it, those that stand are not touched.",
+	identity.RoleService: "kill -HUP its process: its next connection shows it.",
+	identity.RoleLeaf:    "kill -HUP its process: new connections see it, those that stand are not touched.",
 }
 
 // nkeyTakenBy says the same of an nkey.

@@ -74,6 +74,18 @@ func TestStatus(t *testing.T) {
 	if code, _ := get(t, x.info.AdminURL+"/api/v1/snapshot", ""); code != http.StatusUnauthorized {
 		t.Errorf("without a token: %d", code)
 	}
+	// A token is read as the process that is asked reads it, and what is wrong with it is told.
+	crlf, empty := filepath.Join(dir, "crlf"), filepath.Join(dir, "empty")
+	for file, text := range map[string]string{crlf: strings.TrimSpace(string(token)) + "\r\n", empty: "\n"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code := iop(t.Context(), &out, "nodes", "--url", x.info.AdminURL, "--token-file", crlf); code != 0 {
+		t.Error(code, out.String())
+	}
+	refused(t, exitFailed, "admin_token: file "+empty+" is empty", "nodes", "--url", x.info.AdminURL, "--token-file", empty)
+	refused(t, exitFailed, "admin_token: open ", "nodes", "--url", x.info.AdminURL, "--token-file", filepath.Join(dir, "none"))
 	x.stop()
 	refused(t, exitFailed, "no iop is running on the data folder", "status", "--data-dir", dir)
 	refused(t, exitFailed, "has no section edge", "status", "--config", "../../configs/samples/node.yaml")

@@ -501,7 +501,7 @@ var mutants = []mutant{
 		patch: []string{"s.baseRTO()))\n\treturn s.ask(now, out)", "s.baseRTO()))\n\treturn s.rewind(now, out)"},
 	},
 	{
-		name: "only heartbeats are a sign of life", file: "edge/registry/step.go", killer: "TestScripts/heartbeat",
+		name: "only heartbeats are a sign of life", file: "edge/registry/step.go", killer: "registry.TestScripts",
 		patch: []string{"if n.state == Ready {\n\t\t\tn.heard = now\n\t\t}\n\t\treturn out", "return out"},
 	},
 	{

@@ -128,6 +128,10 @@ type Invite struct {
 	Name string `json:"name"`
 	// ExpiresInMs is how long the invitation is good; left out: 24 hours.
 	ExpiresInMs int64 `json:"expires_in_ms,omitempty"`
+	// BrokerURLs are what the machine is to dial; left out: what every one is told.
+	BrokerURLs []string `json:"broker_urls,omitempty"`
+	// Leaf is in place of them: the name of a leaf in the authority's configuration.
+	Leaf string `json:"leaf,omitempty"`
 }
 
 // Invited is its answer. The command holds the one-time secret, and is told once.

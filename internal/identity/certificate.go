@@ -61,12 +61,9 @@ func NewCertificate(chain [][]byte, key *ecdsa.PrivateKey) (*Certificate, error)
 // all of them are fatal local errors (S4). That a certificate has expired is not:
 // the clock may be wrong, and peers will say so.
 func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
-	certs, err := loadCertificates(certFile)
+	certs, _, err := LoadChain(certFile)
 	if err != nil {
-		return nil, fileError("certificate", certFile, err)
-	}
-	if _, err := leafID(certs[0]); err != nil {
-		return nil, fileError("certificate", certFile, err)
+		return nil, err
 	}
 	chain := make([][]byte, len(certs))
 	for i, c := range certs {
@@ -87,6 +84,19 @@ func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
 		}
 	}
 	return nil, err
+}
+
+// LoadChain reads a chain, leaf first, without its key, and who it names.
+func LoadChain(certFile string) ([]*x509.Certificate, ID, error) {
+	certs, err := loadCertificates(certFile)
+	if err != nil {
+		return nil, ID{}, fileError("certificate", certFile, err)
+	}
+	id, err := leafID(certs[0])
+	if err != nil {
+		return nil, ID{}, fileError("certificate", certFile, err)
+	}
+	return certs, id, nil
 }
 
 func loadCertificates(file string) ([]*x509.Certificate, error) {

@@ -33,6 +33,9 @@ type Hosts struct {
 	Brokers []string // HOST[:PORT]; none: those of the folder
 	Leaves  []string // NAME[=HOST[:PORT]]
 	Nodes   []string // NAME, or NAME@LEAF for one that dials a leaf
+	// Stock: beside each broker's folder one of the session service, for who runs a
+	// nats-server of their own in the broker's place.
+	Stock bool
 	// Demo gives the Nodes the demo model and no other.
 	Demo bool
 	// Owner is who the members' folders are to belong to, UID:GID; empty: us.
@@ -75,6 +78,9 @@ type endpoint struct {
 	name, host string
 	port       int
 }
+
+// service is the folder of the session service beside a broker's server.
+func (e endpoint) service() string { return strings.Replace(e.name, "broker", "service", 1) }
 
 func (e endpoint) url(offset int) string {
 	return "tls://" + net.JoinHostPort(e.host, strconv.Itoa(e.port+offset))
@@ -166,6 +172,9 @@ func (p *plan) folders() []string {
 	var out []string
 	for _, b := range p.brokers {
 		out = append(out, b.name)
+		if p.Stock {
+			out = append(out, b.service())
+		}
 	}
 	for _, m := range p.members {
 		out = append(out, m.folder)
@@ -190,6 +199,7 @@ func (p *plan) resolve() error {
 	if err := wire.CheckName(p.Edge); err != nil {
 		return fmt.Errorf("--edge: %w", err)
 	}
+	p.Stock = p.Stock || known.Stock
 	if err := p.resolveBrokers(known.Brokers); err != nil {
 		return err
 	}
@@ -297,6 +307,7 @@ func (p *plan) known() (h Hosts, err error) {
 		if name, ok := strings.CutPrefix(e.Name(), "node-"); ok && present(p.at(e.Name(), e.Name()+".yaml")) {
 			h.Nodes = append(h.Nodes, name)
 		}
+		h.Stock = h.Stock || (strings.HasPrefix(e.Name(), "service-") && present(p.at(e.Name(), e.Name()+".yaml")))
 		if name, ok := strings.CutPrefix(e.Name(), "leaf-"); ok && present(p.at(e.Name(), e.Name()+".yaml")) {
 			where, err := p.knownLeaf(e.Name())
 			if err != nil {
@@ -343,13 +354,17 @@ func (p *plan) makeKeys(shared map[string]*identity.NKey) error {
 		if err := p.makeFolder(b.name, identity.ID{Edge: "-", Role: identity.RoleBroker, Name: b.name}, []string{b.host}); err != nil {
 			return err
 		}
-		for name, key := range shared {
-			switch got, err := ensureNKey(p.at(b.name, name), func() (*identity.NKey, error) { return key, nil }); {
-			case err != nil:
-				return err
-			case got.Public() != key.Public():
-				return fmt.Errorf("%s: is not the key in %s, which all brokers share: remove it to have it copied again", p.at(b.name, name), p.at("authority", name))
-			}
+		if err := p.share(b.name, shared); err != nil {
+			return err
+		}
+		if !p.Stock {
+			continue
+		}
+		if err := p.makeFolder(b.service(), identity.ID{Edge: "-", Role: identity.RoleService, Name: b.service()}, nil); err != nil {
+			return err
+		}
+		if err := p.share(b.service(), shared); err != nil {
+			return err
 		}
 	}
 	for i := range p.members {
@@ -384,6 +399,19 @@ func (p *plan) makeKeys(shared map[string]*identity.NKey) error {
 		}
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// share gives a folder the keys that all brokers share.
+func (p *plan) share(folder string, shared map[string]*identity.NKey) error {
+	for name, key := range shared {
+		switch got, err := ensureNKey(p.at(folder, name), func() (*identity.NKey, error) { return key, nil }); {
+		case err != nil:
+			return err
+		case got.Public() != key.Public():
+			return fmt.Errorf("%s: is not the key in %s, which all brokers share: remove it to have it copied again", p.at(folder, name), p.at("authority", name))
 		}
 	}
 	return nil

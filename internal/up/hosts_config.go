@@ -17,6 +17,12 @@ func (p *plan) makeConfigs() error {
 		if err := p.write(b.name, p.brokerText(b)); err != nil {
 			return err
 		}
+		if !p.Stock {
+			continue
+		}
+		if err := p.write(b.service(), p.serviceText(b)); err != nil {
+			return err
+		}
 	}
 	for _, m := range p.members {
 		text := ""
@@ -83,6 +89,38 @@ broker:
 		s.WriteString(p.clusterText(b))
 	}
 	s.WriteString("  members:                   # who may come in\n")
+	for _, m := range p.members {
+		s.WriteString(p.memberText(m))
+	}
+	return s.String()
+}
+
+// serviceText is the session service beside a nats-server that runs with what
+// `iop broker config --stock` makes of the broker's file.
+func (p *plan) serviceText(b endpoint) string {
+	var s strings.Builder
+	replicas := 1
+	if len(p.brokers) >= 3 {
+		replicas = 3
+	}
+	fmt.Fprintf(&s, `# The session service of edge %s beside the nats-server in the place of %s. On its host, with the files of this folder:
+#
+#   iop service --config %s.yaml
+service:
+  name: %q
+  urls: [%q]
+  tls: {%s}
+  issuer_key: issuer.nk
+  system_key: system.nk
+  callout_key: callout.nk
+  service_key: service.nk
+  replicas: %d                # how many servers keep each store
+  # admin_listen: 127.0.0.1:8401   # /healthz, /readyz, /metrics; off by default
+  # To invite machines: as the broker's file says, and broker_urls must be there.
+  # admin_token: {file: admin-token}
+  # enrolment: {edge: %q, url: %q, ca_certificate: ca.pem, ca_key: ca.key, broker_urls: [%s]}
+  members:                   # who may come in
+`, p.Edge, b.name, b.service(), b.service(), b.url(0), tlsText, replicas, p.Edge, net.JoinHostPort(b.host, configs.DefaultEnrolPort), p.urls(0))
 	for _, m := range p.members {
 		s.WriteString(p.memberText(m))
 	}
@@ -211,6 +249,13 @@ func (p *plan) urls(offset int) string {
 	return strings.Join(out, ", ")
 }
 
+// knows reports whether a list of members holds one as it is.
+func (p *plan) knows(list []configs.Member, m member) bool {
+	return slices.ContainsFunc(list, func(c configs.Member) bool {
+		return c.Edge == p.Edge && c.Role == string(m.role) && c.Name == m.name && c.NKey == m.nkey
+	})
+}
+
 // missing notes what the files that were there already do not say yet.
 func (p *plan) missing() error {
 	files := map[string][]string{} // where each text is to go
@@ -231,10 +276,22 @@ func (p *plan) missing() error {
 			return fmt.Errorf("%s: has no section broker", file(b.name))
 		}
 		for _, m := range p.members {
-			if !slices.ContainsFunc(f.Broker.Members, func(c configs.Member) bool {
-				return c.Edge == p.Edge && c.Role == string(m.role) && c.Name == m.name && c.NKey == m.nkey
-			}) {
+			if !p.knows(f.Broker.Members, m) {
 				todo(file(b.name), "broker.members", p.memberText(m))
+			}
+		}
+		if p.Stock {
+			s, err := configs.Load(p.at(b.service(), b.service()+".yaml"))
+			if err != nil {
+				return err
+			}
+			if s.Service == nil {
+				return fmt.Errorf("%s: has no section service", file(b.service()))
+			}
+			for _, m := range p.members {
+				if !p.knows(s.Service.Members, m) {
+					todo(file(b.service()), "service.members", p.memberText(m))
+				}
 			}
 		}
 		if len(p.leaves) > 0 && f.Broker.LeafListen == "" {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -15,18 +16,23 @@ import (
 
 	"github.com/iop-fabric/iop/broker"
 	"github.com/iop-fabric/iop/broker/enrol"
+	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/edge/admin"
 	"github.com/iop-fabric/iop/internal/adminapi"
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/wire"
 )
 
-// maxInvite bounds the body of a request of the admin API.
-const maxInvite = 4 << 10
+// Bounds of a request of the admin API.
+const (
+	maxInvite     = 4 << 10
+	maxBrokerURLs = 16 // for one machine
+)
 
-// authority is the broker, for an operator.
+// authority is the broker, or the service beside a server, for an operator.
 type authority interface {
-	Invite(ctx context.Context, name string, life time.Duration) (broker.Line, error)
+	Invite(ctx context.Context, name string, life time.Duration, brokerURLs ...string) (broker.Line, error)
+	LeafURLs(leaf string) ([]string, error)
 	Invitations(ctx context.Context) ([]broker.Invitation, error)
 	CancelInvitation(ctx context.Context, name string) error
 	Revoke(ctx context.Context, edge, role, name string) error
@@ -83,7 +89,7 @@ func (a authorityAPI) invite(w http.ResponseWriter, r *http.Request) {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInvite))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&in); err != nil || d.Decode(&struct{}{}) != io.EOF {
-		admin.Refuse(w, http.StatusBadRequest, "invalid_request", `want {"name":"gpu1"}, and "expires_in_ms" where 24 hours will not do`)
+		admin.Refuse(w, http.StatusBadRequest, "invalid_request", `want {"name":"gpu1"}, "expires_in_ms" where 24 hours will not do, and "broker_urls" or "leaf" where it is to dial others`)
 		return
 	}
 	life := time.Duration(in.ExpiresInMs) * time.Millisecond
@@ -97,7 +103,28 @@ func (a authorityAPI) invite(w http.ResponseWriter, r *http.Request) {
 	if !goodName(w, in.Name) {
 		return
 	}
-	l, err := a.b.Invite(r.Context(), in.Name, life)
+	switch {
+	case in.Leaf != "" && len(in.BrokerURLs) > 0:
+		admin.Refuse(w, http.StatusBadRequest, "invalid_request", "leaf and broker_urls both say what the machine dials: give one of them")
+		return
+	case len(in.BrokerURLs) > maxBrokerURLs:
+		admin.Refuse(w, http.StatusBadRequest, "invalid_request", fmt.Sprintf("broker_urls: at most %d", maxBrokerURLs))
+		return
+	}
+	for _, u := range in.BrokerURLs {
+		if err := configs.CheckBrokerURL(u); err != nil {
+			admin.Refuse(w, http.StatusBadRequest, "invalid_request", fmt.Sprintf("broker_urls: %.200q: %v", u, err))
+			return
+		}
+	}
+	if in.Leaf != "" {
+		var err error
+		if in.BrokerURLs, err = a.b.LeafURLs(in.Leaf); err != nil {
+			fail(w, err)
+			return
+		}
+	}
+	l, err := a.b.Invite(r.Context(), in.Name, life, in.BrokerURLs...)
 	if err != nil {
 		fail(w, err)
 		return
@@ -248,6 +275,8 @@ func fail(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, broker.ErrNoEnrolment):
 		status, code = http.StatusConflict, "no_enrolment"
+	case errors.Is(err, broker.ErrUnknownLeaf):
+		status, code = http.StatusNotFound, "unknown_leaf"
 	case errors.Is(err, broker.ErrNameTaken):
 		status, code = http.StatusConflict, "name_taken"
 	case errors.Is(err, broker.ErrUnknownInvitation):

@@ -39,6 +39,8 @@ type Join struct {
 	Folder    Folder
 	Authority string // HOST:PORT of the line
 	Token     string // the token of the line
+	// BrokerURLs are what the Node dials instead of what the authority says.
+	BrokerURLs []string
 	// Tell says why it waits; nil: nobody is told.
 	Tell func(string)
 }
@@ -62,6 +64,11 @@ func (j Join) path(name string) string { return j.Folder.path(name) }
 
 // Check says what is wrong with the line before anything is made or dialled.
 func (j Join) Check() error {
+	for _, u := range j.BrokerURLs {
+		if err := configs.CheckBrokerURL(u); err != nil {
+			return fmt.Errorf("--broker-url %q: %w", u, err)
+		}
+	}
 	if j.Token == "" && j.Authority == "" {
 		return nil
 	}
@@ -96,20 +103,9 @@ func (j Join) Run(ctx context.Context) error {
 		return err
 	}
 	removeLeftovers(string(j.Folder))
-	if err := j.begin(); err != nil {
-		return err
-	}
-	key, err := ensureRequestKey(j.path("cert.key"))
+	key, user, curve, err := j.keys()
 	if err != nil {
-		return err
-	}
-	user, err := ensureNKey(j.path("user.nk"), identity.NewUserKey)
-	if err != nil {
-		return err
-	}
-	curve, err := ensureNKey(j.path("curve.nk"), identity.NewCurveKey)
-	if err != nil {
-		return err
+		return fmt.Errorf("%w; nothing was asked yet: mend that, and give the same line again", err)
 	}
 	csr, err := key.Request(token.Name)
 	if err != nil {
@@ -120,10 +116,38 @@ func (j Join) Run(ctx context.Context) error {
 		return err
 	}
 	cert, roots, err := answer.Accept(token, key)
-	if err != nil {
-		return fmt.Errorf("%s: %w", address, err)
+	if err == nil {
+		err = j.finish(token, answer, cert, roots)
 	}
-	return j.finish(token, answer, cert, roots)
+	if err != nil { // the invitation is used by now, by this machine
+		return fmt.Errorf("%s: %w; mend that, and give the same line again within %d minutes: it goes on where it was",
+			address, clocked(err), int(enrol.RepeatFor.Minutes()))
+	}
+	return nil
+}
+
+// keys makes what the folder lacks of this machine's keys.
+func (j Join) keys() (key *identity.Key, user, curve *identity.NKey, err error) {
+	if err = j.begin(); err != nil {
+		return nil, nil, nil, err
+	}
+	if key, err = ensureRequestKey(j.path("cert.key")); err != nil {
+		return nil, nil, nil, err
+	}
+	if user, err = ensureNKey(j.path("user.nk"), identity.NewUserKey); err != nil {
+		return nil, nil, nil, err
+	}
+	curve, err = ensureNKey(j.path("curve.nk"), identity.NewCurveKey)
+	return key, user, curve, err
+}
+
+// clocked asks about the clock where a certificate is not good at this time.
+func clocked(err error) error {
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+		return fmt.Errorf("%w (is this machine's clock right?)", err)
+	}
+	return err
 }
 
 // invitation tells this line from another one.
@@ -134,6 +158,9 @@ func (j Join) invitation() string {
 
 // again is a second run on a folder that has joined.
 func (j Join) again() error {
+	if len(j.BrokerURLs) > 0 {
+		return fmt.Errorf("%s has joined already: what it dials is node.broker.urls in %s", j.Folder, j.Folder.NodeConfig())
+	}
 	if j.Token == "" {
 		return nil
 	}
@@ -199,8 +226,11 @@ func (j Join) finish(t enrol.Token, a enrol.Answer, cert *identity.Certificate, 
 	if err := identity.WriteKeyFile(j.path("joined.json"), append(record, '\n')); err != nil {
 		return err
 	}
-	var urls []string
-	for _, u := range a.BrokerURLs {
+	dial, urls := a.BrokerURLs, []string(nil)
+	if len(j.BrokerURLs) > 0 {
+		dial = j.BrokerURLs
+	}
+	for _, u := range dial {
 		urls = append(urls, fmt.Sprintf("%q", u))
 	}
 	text := fmt.Sprintf(`# Node %s of edge %s: it joined by an invitation.
@@ -345,13 +375,8 @@ func pinned(cs tls.ConnectionState, ca [sha256.Size]byte) error {
 	if !found {
 		return fmt.Errorf("%w: its CA is another", errPinned)
 	}
-	_, _, err := identity.VerifyChain(pool, chain, identity.RoleBroker, true)
-	var invalid x509.CertificateInvalidError
-	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
-		return fmt.Errorf("%w: %w (is this machine's clock right?)", errPinned, err)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", errPinned, err)
+	if _, _, err := identity.VerifyChain(pool, chain, identity.RoleBroker, true); err != nil {
+		return fmt.Errorf("%w: %w", errPinned, clocked(err))
 	}
 	return nil
 }

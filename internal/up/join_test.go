@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"io"
 	"log"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -146,6 +148,29 @@ func TestJoin(t *testing.T) {
 	other.Token = enrol.Token{Name: "gpu1", Secret: secret.New(strings.Repeat("o", enrol.SecretSize)), CA: o.token.CA}.Text()
 	if err := other.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "joined already") {
 		t.Errorf("another line on the folder: %v", err)
+	}
+}
+
+// What the machine dials may be said at the join, and only then.
+//
+// Contract: B11 D1 Y3
+func TestJoinDials(t *testing.T) {
+	o := newOffice(t, identity.RoleBroker)
+	j := o.join(t.TempDir())
+	j.BrokerURLs = []string{"https://attic.example"}
+	if err := j.Check(); err == nil || !strings.Contains(err.Error(), "--broker-url") || !strings.Contains(err.Error(), "want tls://host:port") {
+		t.Errorf("what is no URL: %v", err)
+	}
+	j.BrokerURLs = []string{"tls://attic.example:4222", "tls://cellar.example:4222"}
+	if err := errors.Join(j.Check(), j.Run(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := configs.Load(j.Folder.NodeConfig()); err != nil || !slices.Equal(f.Node.Broker.URLs, j.BrokerURLs) {
+		t.Errorf("it dials %+v: %v", f, err)
+	}
+	j.BrokerURLs = j.BrokerURLs[:1]
+	if err := j.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "node.broker.urls") {
+		t.Errorf("on a folder that has joined: %v", err)
 	}
 }
 

@@ -71,7 +71,7 @@ func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.L
 	if err != nil {
 		return err
 	}
-	api, err := brokerAPI(cfg, b)
+	api, err := authorityHandler(b, "broker", cfg.AdminListen, cfg.AdminToken, configs.EdgeOf(cfg.Enrolment, cfg.Members))
 	if err != nil {
 		return err
 	}
@@ -99,37 +99,27 @@ func RunService(ctx context.Context, cfg configs.Service, log *slog.Logger, hang
 	if err != nil {
 		return err
 	}
-	return runServer(ctx, s, listener{key: "service.admin_listen", addr: cfg.AdminListen}, metrics, log, hangup, func(admin string) {
+	api, err := authorityHandler(s, "service", cfg.AdminListen, cfg.AdminToken, configs.EdgeOf(cfg.Enrolment, cfg.Members))
+	if err != nil {
+		return err
+	}
+	return runServer(ctx, s, listener{"service.admin_listen", cfg.AdminListen, api}, metrics, log, hangup, func(admin string) {
 		ready(ProcessInfo{Role: "service", Name: cfg.Name, AdminURL: admin})
 	})
 }
 
-// brokerAPI is the admin API of a broker with an admin token; nil: it has none.
-func brokerAPI(cfg configs.Broker, b *broker.Broker) (http.Handler, error) {
-	if !cfg.AdminToken.Set() || cfg.AdminListen == "" {
+// authorityHandler is the admin API of what has an admin token; nil: it has none.
+// section names it in the configuration, edge whose members are meant.
+func authorityHandler(a authority, section, listen string, t configs.AdminToken, edge string) (http.Handler, error) {
+	if !t.Set() || listen == "" {
 		return nil, nil //nolint:nilnil // none is no error
 	}
-	token, err := cfg.AdminToken.Digest()
+	token, err := t.Digest()
 	if err != nil {
-		return nil, fmt.Errorf("broker: %w", err)
+		return nil, fmt.Errorf("%s: %w", section, err)
 	}
-	host, _, _ := net.SplitHostPort(cfg.AdminListen) // it was validated
-	return admin.Guard{Token: token, Host: host, Listener: "broker.admin_listen"}.Handler(authorityPaths(b, edgeOf(cfg), "", nil)), nil
-}
-
-// edgeOf is the edge whose members an operator of this broker means: the one that
-// machines join, or the only one there is; empty: it cannot be told.
-func edgeOf(cfg configs.Broker) (edge string) {
-	if cfg.Enrolment != nil {
-		return cfg.Enrolment.Edge
-	}
-	for _, m := range cfg.Members {
-		if edge != "" && m.Edge != edge {
-			return ""
-		}
-		edge = m.Edge
-	}
-	return edge
+	host, _, _ := net.SplitHostPort(listen) // it was validated
+	return admin.Guard{Token: token, Host: host, Listener: section + ".admin_listen"}.Handler(authorityPaths(a, edge, "", nil)), nil
 }
 
 // listener is an admin listener to be: the setting that names it, its address,

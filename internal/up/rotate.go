@@ -19,7 +19,7 @@ import (
 type Rotation struct {
 	Out  string // the authority's folder
 	Role identity.Role
-	Name string // of a node, a leaf, or a broker's folder
+	Name string // of a node, a leaf, or a broker's or service's folder
 	// NewKey makes a new key, too: what has the old one cannot be used with it.
 	NewKey bool
 	// NKey makes a new nkey, and leaves certificate and key as they are.
@@ -45,12 +45,12 @@ func (r Rotation) folder() (string, error) {
 	switch r.Role {
 	case identity.RoleEdge:
 		return "edge", nil
-	case identity.RoleBroker:
+	case identity.RoleBroker, identity.RoleService:
 		return r.Name, nil
 	case identity.RoleNode, identity.RoleLeaf:
 		return string(r.Role) + "-" + r.Name, nil
 	default:
-		return "", fmt.Errorf("%s: want node, edge, broker or leaf", r.Role)
+		return "", fmt.Errorf("%s: want node, edge, broker, leaf or service", r.Role)
 	}
 }
 

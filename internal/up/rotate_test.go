@@ -66,7 +66,7 @@ func TestRotate(t *testing.T) {
 		"is of a node, not of a broker": {Out: out, Role: identity.RoleBroker, Name: "node-n1"},
 		"is no folder of iop init":      {Out: t.TempDir(), Role: identity.RoleEdge},
 		"name":                          {Out: out, Role: identity.RoleNode, Name: "../edge"},
-		"want node, edge":               {Out: out, Role: identity.RoleService, Name: "n1"},
+		"want node, edge":               {Out: out, Role: "king", Name: "n1"},
 	} {
 		if _, err := r.Run(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", r, err)

@@ -37,6 +37,7 @@ var table = []layer{
 	{pkg: "internal/fakeprovider"},
 	{pkg: "internal/adminapi"},
 	{pkg: "internal/obs"},
+	{pkg: "internal/install"},
 	{pkg: "internal/script"},
 	{pkg: "subjects", may: leaves},
 	{pkg: "tunnel", may: leaves, core: true},

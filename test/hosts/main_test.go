@@ -155,16 +155,29 @@ func (f *fabric) start(folder string, env ...string) *process {
 // run is start of any configuration.
 func (f *fabric) run(name, role, config string, env ...string) *process {
 	f.t.Helper()
-	p := &process{t: f.t, name: name, config: config, log: &ioptest.LogBuffer{}, done: make(chan struct{})}
-	p.cmd = exec.Command(binary, role, "--config", config, "--log-level", "debug")
-	p.cmd.Env = append(os.Environ(), env...)
+	env = append(os.Environ(), env...)
 	switch role {
 	case "edge":
-		p.cmd.Env = append(p.cmd.Env, "IOP_EDGE_LISTEN="+f.net+"100:8400", "IOP_EDGE_ADMIN_LISTEN="+f.net+"100:8401")
+		env = append(env, "IOP_EDGE_LISTEN="+f.net+"100:8400", "IOP_EDGE_ADMIN_LISTEN="+f.net+"100:8401")
 	case "node":
-		p.cmd.Env = append(p.cmd.Env, "IOP_NODE_RECONNECT_INTERVAL_SEC=1")
+		env = append(env, "IOP_NODE_RECONNECT_INTERVAL_SEC=1")
 	}
+	p := f.launch(name, nil, env, role, "--config", config, "--log-level", "debug")
+	p.config = config
+	return p
+}
+
+// launch runs a command until it is told to stop; out takes what it prints, nil: its
+// log does.
+func (f *fabric) launch(name string, out io.Writer, env []string, args ...string) *process {
+	f.t.Helper()
+	p := &process{t: f.t, name: name, log: &ioptest.LogBuffer{}, done: make(chan struct{})}
+	p.cmd = exec.Command(binary, args...)
+	p.cmd.Env = env
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	if out != nil {
+		p.cmd.Stdout = out
+	}
 	must(f.t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
