@@ -220,9 +220,6 @@ func (ms members) Took(ctx context.Context, id memberID, next string) error {
 
 // Shown notes of which root the certificate was that an Edge or a leaf came with.
 func (ms members) Shown(ctx context.Context, id memberID, root string) error {
-	if m, found, err := ms.Get(ctx, id); err != nil || !found || m.Root == root {
-		return err
-	}
 	return ms.change(ctx, id, func(m *member, found bool) (bool, error) {
 		changed := found && m.Root != root
 		m.Root = root

@@ -917,8 +917,10 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 		}
 	}
 	if a.id.Role != identity.RoleNode {
-		if err := s.members.Shown(ctx, a.member(), a.root); err != nil { // it is told of later, then
-			s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
+		if m.Root != a.root {
+			if err := s.members.Shown(ctx, a.member(), a.root); err != nil { // the next admission tries again
+				s.b.log.Warn(eventFault, slog.String("operation", "admit"), slog.String("error", err.Error()))
+			}
 		}
 		return a.peerGrant(), since, ""
 	}

@@ -287,7 +287,12 @@ func TestCAAndIssuerExchanged(t *testing.T) {
 	before["gpu1"] = edge.connected("gpu1", before["gpu1"])
 	f.served("gpu1")
 
-	// What the server pins waits for a restart, and then is as the files say.
+	// What the server pins waits for a restart, and then is as the files say. Its newest
+	// certificate holds nothing of the old CA any more, and everybody knows the new one.
+	f.iop("rotate", "broker", "broker-1", "--out", f.dir)
+	if c := try(identity.LoadCertificate(f.path("broker-1/cert.pem"), f.path("broker-1/cert.key")))(t); len(c.Chain) != 1 {
+		t.Errorf("a chain of %d", len(c.Chain))
+	}
 	broker.stop()
 	broker = f.start("broker-1")
 	for _, n := range []string{"n1", "n2", "gpu1"} {
@@ -415,6 +420,11 @@ func TestClusterThroughAnExchangeOfTheCA(t *testing.T) {
 		}
 		f.served("n1")
 		f.served("n2")
+	}
+	for _, b := range brokers {
+		if strings.Contains(b.log.String(), "reason=route") {
+			t.Errorf("%s refuses another broker", b.name)
+		}
 	}
 	// By now nobody needs the old one: all start from their files.
 	for _, b := range brokers {
