@@ -174,7 +174,7 @@ func (s *service) leafBeat(m *nats.Msg) {
 		return
 	}
 	var n iopv1.SessionNotice
-	if n.UnmarshalVT(m.Data) != nil || len(n.InstanceId) > maxServerID {
+	if wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || len(n.InstanceId) > maxServerID {
 		return
 	}
 	select { // a beat too many is dropped like a heartbeat
@@ -216,7 +216,7 @@ func (s *service) leafNotice(m *nats.Msg) (out leafNotice, ok bool) {
 		return out, false
 	}
 	var n iopv1.SessionNotice
-	if n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
+	if wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
 		return out, false
 	}
 	out = leafNotice{

@@ -40,7 +40,7 @@ type renewals struct {
 func (e *enrolment) renew(s *service) error {
 	r := &renewals{a: e.a, ca: e.ca, s: s, asked: map[memberID]time.Time{}}
 	in := make(chan *nats.Msg, renewBacklog)
-	if _, err := s.fabric.ChanQueueSubscribe(subjects.UpEverywhere(subjects.Renew), renewQueue, in); err != nil {
+	if _, err := s.fabric.QueueSubscribe(subjects.UpEverywhere(subjects.Renew), renewQueue, s.spoken(newPace(renewPause), into(in))); err != nil {
 		return fmt.Errorf("broker: subscribe renewals: %w", err)
 	}
 	s.workers.Go(func() { s.serve(in, r.answer) })

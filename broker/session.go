@@ -280,7 +280,7 @@ func (s *service) listen() error {
 	if _, err := s.sys.Subscribe(advisorySubject, s.advisory); err != nil {
 		return fmt.Errorf("broker: subscribe advisories: %w", err)
 	}
-	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.heartbeat); err != nil {
+	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.spoken(newPace(heartbeatPace), s.heartbeat)); err != nil {
 		return fmt.Errorf("broker: subscribe heartbeats: %w", err)
 	}
 	if err := s.listenServers(); err != nil {
@@ -346,7 +346,7 @@ func (s *service) subscribe() error {
 	s.workers.Go(func() { s.watchMembers(writes) })
 
 	tokens := make(chan *nats.Msg, sessionBacklog)
-	if _, err := s.fabric.ChanQueueSubscribe(subjects.UpEverywhere(subjects.SessionVerb), sessionQueue, tokens); err != nil {
+	if _, err := s.fabric.QueueSubscribe(subjects.UpEverywhere(subjects.SessionVerb), sessionQueue, s.spoken(newPace(tokenPace), into(tokens))); err != nil {
 		return fmt.Errorf("broker: subscribe session requests: %w", err)
 	}
 	s.workers.Go(func() { s.serve(tokens, s.token) })
@@ -654,15 +654,12 @@ func parsePeerUser(user string) (memberID, bool) {
 
 // heartbeat notes that a session lives. One too many is dropped: the next
 // comes within the second.
-func (s *service) heartbeat(m *nats.Msg) {
-	up, err := subjects.ParseUp(m.Subject)
-	if err != nil {
-		return
-	}
+func (s *service) heartbeat(session subjects.Session, _ *nats.Msg) bool {
 	select {
-	case s.inbox <- event{kind: evHeard, session: up.Session}:
+	case s.inbox <- event{kind: evHeard, session: session}:
+		return true
 	default:
-		s.b.metrics.dropped.Inc()
+		return false
 	}
 }
 

@@ -40,7 +40,7 @@ type register struct {
 // never blocks (U3).
 func (e *Edge) onUp(m bus.Msg) {
 	msg, err := subjects.ParseUp(m.Subject)
-	if err != nil || len(m.Data) > wire.MaxMessage {
+	if err != nil || len(m.Data) > wire.MaxMessage || wire.Redirected(m.Data) {
 		e.metrics.dropped.Inc()
 		return
 	}
@@ -98,7 +98,7 @@ func (e *Edge) fromPeer(ev registry.Event) {
 func (e *Edge) onCtl(m bus.Msg) {
 	_, verb, err := subjects.ParseCtl(m.Subject)
 	var n iopv1.SessionNotice
-	if err != nil || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.GetNodeId()) || n.GetGeneration() == 0 {
+	if err != nil || wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.GetNodeId()) || n.GetGeneration() == 0 {
 		return
 	}
 	var ev registry.Event
