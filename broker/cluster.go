@@ -407,7 +407,7 @@ func (s *service) next(ctx context.Context, a applicant) (session subjects.Sessi
 	record := admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name}
 	var err error
 	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
-		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})
+		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance(), leaf: a.leaf.Name})
 		switch {
 		case !ok:
 			return session, since, refusedDraining

@@ -431,6 +431,9 @@ func (s *service) step(core *live, ev event) []effect {
 	switch ev.kind {
 	case evClaim:
 		since, duplicate := core.Duplicate(now, ev.member, ev.instance)
+		if !duplicate && ev.leaf != "" {
+			since, duplicate = core.Elsewhere(now, ev.member, ev.leaf)
+		}
 		ev.reply <- verdict{ok: !duplicate, since: since, last: core.Highest(ev.member)}
 	case evAdmitted:
 		out := core.Admitted(now, ev.session, ev.instance)
