@@ -3,7 +3,6 @@ package broker
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -53,72 +52,16 @@ func TestPermissionMatrix(t *testing.T) {
 			conns[role], _ = f.connect(lobbyDialer)
 		}
 	}
-	const edges = "edge,edge over TCP"
-	run := wire.NewRunID()
-	newer := s
-	newer.Gen++
-	for _, c := range []struct{ subject, publish, subscribe string }{
-		// The node's own session.
-		{s.Up(subjects.Heartbeat, ""), "node", edges + ",service"},
-		{s.Up(subjects.SessionVerb, ""), "node", edges + ",service"},
-		{s.Up(subjects.Renew, ""), "node", edges + ",service"},
-		{s.Up(subjects.Register, ""), "node", edges},
-		{s.Up(subjects.Frame, run), "node", edges},
-		{s.Down(subjects.Tunnel, run), edges, "node"},
-		{s.Down(subjects.Register, ""), edges, "node"},
-		{s.Down(subjects.SessionVerb, ""), edges + ",service", "node"},
-		{s.Down(subjects.Renew, ""), edges + ",service", "node"},
-		{s.Down(subjects.Fence, ""), edges + ",service", "node"},
-		{s.DownWildcard(), edges, "node"},
-		// Another generation, another node, another edge.
-		{newer.Up(subjects.Register, ""), "", edges},
-		{newer.Down(subjects.Tunnel, run), edges, ""},
-		{s2.Up(subjects.Register, ""), "", edges},
-		{s2.Down(subjects.Tunnel, run), edges, ""},
-		{"iop.v1.edge2.n1.1.up.register", "", ""},
-		{"iop.v1.edge2.n1.1.down.tunnel." + run, "", ""},
-		// The session service's.
-		{subjects.Ctl("edge1", subjects.Admitted), "service", edges + ",service"},
-		{subjects.Ctl("edge1", subjects.Closed), "service", edges},
-		{subjects.Ctl("edge2", subjects.Admitted), "service", "service"},
-		{subjects.Store("edge1", subjects.Get), edges, "service"},
-		{subjects.Store("edge2", subjects.Get), "", "service"},
-		// Inboxes. The lobby's is its own, and so is the node's.
-		{d.inbox + ".x", "", "node"},
-		{lobbyDialer.inbox + ".x", "", "lobby"},
-		{d2.inbox + ".x", "", ""},
-		{subjects.EdgeInbox("edge1") + ".x", "service", edges},
-		{subjects.EdgeInbox("edge2") + ".x", "service", ""},
-		{subjects.NoResponders("edge1", run), "", edges},
-		{"_INBOX.edge1.n1.>", "", ""},
-		{"_INBOX.>", "", ""},
-		{"_INBOX.edge1.>", "", ""},
-		// The server's own.
-		{subjects.UserInfo, "node,lobby," + edges, ""},
-		{"$SYS.REQ.USER.AUTH", "", ""},
-		{"$SYS.REQ.SERVER.PING", "", ""},
-		{"$SYS.ACCOUNT.FABRIC.CONNECT", "", ""},
-		{"$SYS.>", "", ""},
-		{"$JS.API.INFO", "", ""},
-		{"$JS.API.STREAM.LIST", "", ""},
-		{"$JS.>", "", ""},
-		{"$KV.iop_store.edge1.a", "", ""},
-		{"iop.v1.callout.edge1.l1", "", ""},
-		// Everything.
-		{">", "", ""},
-		{"iop.v1.>", "", ""},
-		{"iop.v1.edge1.>", "", ""},
-		{"iop.v1.*.*.*.up.>", "", ""},
-		{"iop.v1.edge1.*.*.up.>", "", edges},
-		{"iop.v1.*.ctl.>", "service", ""},
-	} {
+	staged := cast{node: s, other: s2, inbox: d.inbox, otherInbox: d2.inbox, lobby: lobbyDialer.inbox, run: wire.NewRunID()}
+	for _, c := range staged.cells() {
 		for role := range conns {
-			if got, want := ask(role, func(nc *nats.Conn) (bool, error) { return mayPublish(nc, c.subject) }), slices.Contains(strings.Split(c.publish, ","), role); got != want {
-				t.Errorf("%s publishes to %s: %v, want %v", role, c.subject, got, want)
+			publish, subscribe := c.want(role)
+			if got := ask(role, func(nc *nats.Conn) (bool, error) { return mayPublish(nc, c.subject) }); got != publish {
+				t.Errorf("%s publishes to %s: %v, want %v", role, c.subject, got, publish)
 			}
 			for _, queue := range []string{"", "q"} {
-				if got, want := ask(role, func(nc *nats.Conn) (bool, error) { return maySubscribe(nc, c.subject, queue) }), slices.Contains(strings.Split(c.subscribe, ","), role); got != want {
-					t.Errorf("%s subscribes to %s (queue %q): %v, want %v", role, c.subject, queue, got, want)
+				if got := ask(role, func(nc *nats.Conn) (bool, error) { return maySubscribe(nc, c.subject, queue) }); got != subscribe {
+					t.Errorf("%s subscribes to %s (queue %q): %v, want %v", role, c.subject, queue, got, subscribe)
 				}
 			}
 		}
