@@ -134,3 +134,46 @@ func TestPace(t *testing.T) {
 		t.Error("made-up names keep everybody out for good")
 	}
 }
+
+// A session that its Edge has fenced and that stays all the same is closed; one that
+// no Edge fenced is not, and nobody else can say so.
+//
+// Contract: Z5 F10 B6
+func TestZ5FencedSessionIsClosed(t *testing.T) {
+	f, key, n1, n2 := newHub(t)
+	f.start()
+	edge := f.edge("edge1")
+	site := f.newSite(key).start()
+	stays, far := f.dialer("edge1", "node", "n1", n1), site.dialer(f.dialer("edge1", "node", "n2", n2))
+	nc, s := f.node(stays)
+	nc2, s2 := f.node(far)
+	ctl := f.subscribe(edge, subjects.Ctl("edge1", subjects.Closed))
+	for _, nc := range []*nats.Conn{nc, nc2} { // "who am I?", answered as a fence
+		for _, s := range []subjects.Session{s, s2} {
+			if err := nc.PublishRequest(subjects.UserInfo, s.Down(subjects.Fence, ""), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.whoami(nc)
+	}
+	f.offset.Add(int64(fenceGrace))
+	closed := f.offset.Load()
+	for _, s := range []subjects.Session{s, s2} {
+		if m, err := ctl.NextMsg(1500 * time.Millisecond); err == nil { // longer than the service's tick
+			t.Fatalf("closed without its Edge's word: %s", m.Data)
+		}
+		fence := must((&iopv1.Fence{Reason: "misbehaving"}).MarshalVT())
+		if err := edge.Publish(s.Down(subjects.Fence, ""), fence); err != nil {
+			t.Fatal(err)
+		}
+		f.offset.Store(closed)
+		if n := f.told(ctl); n.NodeId != s.Node || n.Generation != s.Gen {
+			t.Errorf("the Edge was told %v", n)
+		}
+	}
+	f.wait("the close at the hub", stays.closed)
+	f.wait("the close at the leaf", far.closed)
+	if got := testutil.ToFloat64(f.b.metrics.evicted.WithLabelValues(reasonFenced)); got != 2 {
+		t.Errorf("%v evicted", got)
+	}
+}

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -12,6 +13,10 @@ import (
 // connectBound is how long an admitted session may take to appear: the
 // server's own authorization timeout and some room.
 const connectBound = 20 * time.Second
+
+// fenceGrace is how long a session may take to leave that its Edge has fenced. An
+// honest Node does at once.
+const fenceGrace = 2 * time.Second
 
 // maxGrants bounds how often one session may ask for its token. An honest Node
 // asks once, and once a second while an answer is lost.
@@ -61,6 +66,8 @@ type liveSession struct {
 	own       bool      // admitted by this service
 	leaf      string    // the leaf it is at; empty: a broker
 	evicted   bool      // told to go; counts no more
+	why       string    // of that, where it is neither a newer one nor a revocation
+	fenced    time.Time // when its Edge first said that it is over
 	told      time.Time // last time, of one at a leaf
 	grants    int
 }
@@ -100,6 +107,7 @@ type effect struct {
 const (
 	reasonSuperseded = "superseded"
 	reasonAbandoned  = "abandoned" // admitted, never seen
+	reasonFenced     = "fenced"    // its Edge has, and it stays
 )
 
 func nodeID(s subjects.Session) memberID {
@@ -155,12 +163,22 @@ func (l *live) supersede(n *liveNode, of subjects.Session) (out []effect) {
 	return out
 }
 
-// whyEvicted: nothing but a revocation evicts a node's newest session.
+// whyEvicted: nothing but a revocation, or its Edge, evicts a node's newest session.
 func (n *liveNode) whyEvicted(gen uint64) string {
 	if gen == n.highest {
-		return string(refusedRevoked)
+		return cmp.Or(n.sessions[gen].why, string(refusedRevoked))
 	}
 	return reasonSuperseded
+}
+
+// Fenced is an Edge's word to a session that it is over (F10). One that stays is
+// closed: else its Edge would have to read, and drop, all that it goes on to say (Z5).
+func (l *live) Fenced(now time.Time, s subjects.Session) {
+	if n := l.nodes[nodeID(s)]; n != nil {
+		if session := n.sessions[s.Gen]; session != nil && session.fenced.IsZero() {
+			session.fenced = now
+		}
+	}
 }
 
 // Connected is the server's word that a session's connection stands. One that
@@ -268,11 +286,19 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 	return out
 }
 
-// Expire ends what was admitted and never seen. It is called now and then.
+// Expire ends what was admitted and never seen, and what was fenced and stays. It is
+// called now and then.
 func (l *live) Expire(now time.Time) (out []effect) {
 	l.sweep(now)
 	for id, n := range l.nodes {
 		for gen, s := range n.sessions {
+			if s.reachable() && !s.evicted && !s.fenced.IsZero() && now.Sub(s.fenced) >= fenceGrace {
+				s.evicted, s.why = true, reasonFenced
+				out = append(out, effect{
+					kind: evict, conn: s.conn, leaf: s.leaf, reason: reasonFenced,
+					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
+				})
+			}
 			if s.lost(now, l.bound) {
 				delete(n.sessions, gen)
 				if !s.own && s.leaf == "" {

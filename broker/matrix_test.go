@@ -64,7 +64,7 @@ func (c cast) cells() []cell {
 		{s.Down(subjects.Ack, ""), bothEdges, "node" + leaf},
 		{s.Down(subjects.SessionVerb, ""), bothEdges + svc, "node" + leaf},
 		{s.Down(subjects.Renew, ""), bothEdges + svc, "node" + leaf},
-		{s.Down(subjects.Fence, ""), bothEdges + svc, "node" + leaf},
+		{s.Down(subjects.Fence, ""), bothEdges + svc, "node" + leaf + svc},
 		{s.DownWildcard(), bothEdges, "node" + leaf},
 		// Its older generation, while this one is admitted.
 		{older.Up(subjects.Register, ""), "older node" + leaf, bothEdges},
@@ -78,7 +78,7 @@ func (c cast) cells() []cell {
 		{"iop.v1.edge2.n1.1.up.register", "", ""},
 		{"iop.v1.edge2.n1.1.up.session", "", "service"},
 		{"iop.v1.edge2.n1.1.down.tunnel." + run, "", ""},
-		{"iop.v1.edge2.n1.1.down.fence", "service", ""},
+		{"iop.v1.edge2.n1.1.down.fence", "service", "service"},
 		// Beside a session's two directions there is nothing.
 		{s.String(), "", ""},
 		{"iop.v1." + s.String() + ".up", "", ""},
@@ -159,7 +159,9 @@ func (c cast) cells() []cell {
 		{"iop.v1.*.*.*.up.renew", "", "service"},
 		{"iop.v1.*.*.*.up.register", "", ""},
 		{"iop.v1.*.*.*.down.session", "service", ""},
-		{"iop.v1.*.*.*.down.fence", "service", ""},
+		{"iop.v1.*.*.*.down.fence", "service", "service"},
+		{"iop.v1.edge2.n1.1.down.renew", "service", ""},
+		{"iop.v1.edge2.n1.1.down.session", "service", ""},
 		{"iop.v1.*.*.*.down.renew", "service", ""},
 		{"iop.v1.*.ctl.>", "service", ""},
 		{"iop.v1.*.ctl.*", "service", ""},

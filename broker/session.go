@@ -106,6 +106,7 @@ const (
 	evConnected                     // a session's connection stands
 	evDisconnected                  // it has ended
 	evHeard                         // a heartbeat
+	evFenced                        // its Edge has said that it is over
 	evGrant                         // may the session have its token?
 	evPeerConnected
 	evPeerDisconnected
@@ -283,6 +284,9 @@ func (s *service) listen() error {
 	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.spoken(newPace(heartbeatPace), s.heartbeat)); err != nil {
 		return fmt.Errorf("broker: subscribe heartbeats: %w", err)
 	}
+	if _, err := s.fabric.Subscribe(subjects.DownEverywhere(subjects.Fence), s.fencedByEdge); err != nil {
+		return fmt.Errorf("broker: subscribe fences: %w", err)
+	}
 	if err := s.listenServers(); err != nil {
 		return err
 	}
@@ -449,6 +453,8 @@ func (s *service) step(core *live, ev event) []effect {
 	case evHeard:
 		core.Heard(now, ev.session)
 		return core.Insist(now, ev.session)
+	case evFenced:
+		core.Fenced(now, ev.session)
 	case evLeafOpened:
 		return core.LeafOpened(now, ev.session, ev.leaf, ev.instance)
 	case evLeafEnded:
@@ -664,6 +670,16 @@ func (s *service) heartbeat(session subjects.Session, _ *nats.Msg) bool {
 	default:
 		return false
 	}
+}
+
+// fencedByEdge notes that a session is over for its Edge. The service's own fences
+// are of sessions that are evicted anyway.
+func (s *service) fencedByEdge(m *nats.Msg) {
+	down, err := subjects.ParseDown(m.Subject)
+	if err != nil || wire.Redirected(m.Data) {
+		return
+	}
+	s.send(event{kind: evFenced, session: down.Session})
 }
 
 // watchMembers tells the loop of every change in what the authority knows,

@@ -212,6 +212,10 @@ func (s Session) DownWildcard() string {
 // service's view.
 func UpEverywhere(v Verb) string { return root + "*.*.*.up." + string(v) }
 
+// DownEverywhere matches one verb to every session of every Edge: the session
+// service's view.
+func DownEverywhere(v Verb) string { return root + "*.*.*.down." + string(v) }
+
 // Ctl builds iop.v1.<edge>.ctl.<verb>.
 func Ctl(edge string, v Verb) string {
 	if !ctlVerbs[v] {
