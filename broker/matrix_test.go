@@ -27,9 +27,10 @@ func (c cell) want(role string) (publish, subscribe bool) {
 // cast is who is in the matrix: two nodes of edge1, one of them with an older
 // generation too, and a stranger in the lobby.
 type cast struct {
-	node, other              subjects.Session
-	inbox, otherInbox, lobby string // of the two nodes and the stranger
-	run                      string
+	node, other       subjects.Session
+	inbox, otherInbox string // of the two nodes
+	lobby, revoked    string // of who may read why it is refused, and no more
+	run               string
 }
 
 const bothEdges = "edge,edge over TCP"
@@ -117,6 +118,7 @@ func (c cast) cells() []cell {
 		// Inboxes. The lobby's is its own, and so is the node's.
 		{c.inbox + ".x", "", "node,older node"},
 		{c.lobby + ".x", "", "lobby"},
+		{c.revoked + ".x", "", "revoked"},
 		{c.otherInbox + ".x", "", ""},
 		{subjects.EdgeInbox("edge1") + ".x", "service", bothEdges},
 		{subjects.EdgeInbox("edge2") + ".x", "service", ""},
@@ -129,7 +131,7 @@ func (c cast) cells() []cell {
 		{"_INBOX.*.*.x", "", ""},
 		{"_R_.x", "", leaf},
 		// The server's own.
-		{subjects.UserInfo, "node,older node,lobby," + bothEdges, ""},
+		{subjects.UserInfo, "node,older node,lobby,revoked," + bothEdges, ""},
 		{"$SYS.REQ.USER.AUTH", "", ""},
 		{"$SYS.REQ.ACCOUNT.INFO", "", ""},
 		{"$SYS.ACCOUNT.USER.INFO", "", ""},
@@ -191,7 +193,7 @@ func (c cast) cells() []cell {
 			cell{elsewhere.Up(subjects.Frame, run), "", ""}, cell{elsewhere.Down(subjects.Tunnel, run), "", ""},
 			cell{neighbour.Up(subjects.Frame, run), leaf, bothEdges}, cell{neighbour.Down(subjects.Tunnel, run), bothEdges, leaf})
 	}
-	for _, inbox := range []string{c.inbox, c.lobby} {
+	for _, inbox := range []string{c.inbox, c.lobby, c.revoked} {
 		tokens := strings.Split(inbox, ".")
 		for i, other := range []string{"INBOX", "edge2", s2.Node, wire.NewToken() + wire.NewToken()} {
 			another := slices.Clone(tokens)
@@ -228,13 +230,14 @@ func elsewhere(cells []cell) []cell {
 }
 
 // roles are the sets of the cast, as they are rendered.
-func (c cast) roles(connection, lobby string) map[string]subjects.Permissions {
+func (c cast) roles(connection, lobby, revoked string) map[string]subjects.Permissions {
 	older := c.node
 	older.Gen--
 	return map[string]subjects.Permissions{
 		"node":       subjects.NodePermissions(c.node, connection),
 		"older node": subjects.NodePermissions(older, connection), // it may be called so again
 		"lobby":      subjects.LobbyPermissions("edge1", "n9", lobby),
+		"revoked":    subjects.LobbyPermissions("edge1", "n3", revoked),
 		"edge":       subjects.EdgePermissions("edge1"),
 		"service":    subjects.ServicePermissions(),
 		"leaf":       subjects.LeafPermissions("edge1", "l1"),
@@ -244,13 +247,14 @@ func (c cast) roles(connection, lobby string) map[string]subjects.Permissions {
 
 // staged is a cast without a broker.
 func staged() (c cast, roles map[string]subjects.Permissions) {
-	connection, lobby, other := wire.NewToken()+wire.NewToken(), wire.NewToken()+wire.NewToken(), wire.NewToken()+wire.NewToken()
+	name := func() string { return wire.NewToken() + wire.NewToken() }
+	connection, lobby, revoked := name(), name(), name()
 	c = cast{
 		node: subjects.Session{Edge: "edge1", Node: "n1", Gen: 7}, other: subjects.Session{Edge: "edge1", Node: "n2", Gen: 9},
 		inbox: subjects.NodeInbox("edge1", "n1", connection), lobby: subjects.NodeInbox("edge1", "n9", lobby),
-		otherInbox: subjects.NodeInbox("edge1", "n2", other), run: wire.NewRunID(),
+		otherInbox: subjects.NodeInbox("edge1", "n2", name()), revoked: subjects.NodeInbox("edge1", "n3", revoked), run: wire.NewRunID(),
 	}
-	return c, c.roles(connection, lobby)
+	return c, c.roles(connection, lobby, revoked)
 }
 
 // covers is the server's own rule: every subject that the one may stand for is in

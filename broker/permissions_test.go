@@ -19,15 +19,17 @@ import (
 func TestPermissionMatrix(t *testing.T) {
 	f := newFixture(t)
 	key, other := f.member("edge1", "node", "n1"), f.member("edge1", "node", "n2")
-	outside := f.member("edge1", "edge", "e1")
+	outside, revoked := f.member("edge1", "edge", "e1"), f.member("edge1", "node", "n3")
+	f.cfg.Members[len(f.cfg.Members)-1].Revoked = true
 	f.start()
 	d := f.dialer("edge1", "node", "n1", key)
 	node, s := f.node(d)
 	d2 := f.dialer("edge1", "node", "n2", other)
 	node2, s2 := f.node(d2)
 	defer node2.Close()
-	lobbyDialer := f.dialer("edge1", "node", "n9", must(identity.NewUserKey()))
-	lobby, _ := f.connect(lobbyDialer)
+	refused := map[string]*dialer{
+		"lobby": f.dialer("edge1", "node", "n9", must(identity.NewUserKey())), "revoked": f.dialer("edge1", "node", "n3", revoked),
+	}
 	edge := f.edge("edge1")
 	peer := f.dialer("edge1", "edge", "e1", outside)
 	peer.inbox = subjects.EdgeInbox("edge1")
@@ -35,7 +37,10 @@ func TestPermissionMatrix(t *testing.T) {
 	service := must(f.b.connect(f.b.server, f.b.keys.service, "matrix"))
 	defer service.Close()
 
-	conns := map[string]*nats.Conn{"node": node, "lobby": lobby, "edge": edge, "edge over TCP": edgeTCP, "service": service}
+	conns := map[string]*nats.Conn{"node": node, "edge": edge, "edge over TCP": edgeTCP, "service": service}
+	for role, d := range refused {
+		conns[role], _ = f.connect(d)
+	}
 	// A lobby has but two seconds: it is entered anew when it ran out.
 	ask := func(role string, question func(*nats.Conn) (bool, error)) bool {
 		t.Helper()
@@ -44,15 +49,16 @@ func TestPermissionMatrix(t *testing.T) {
 			if err == nil {
 				return may
 			}
-			if role != "lobby" {
+			d := refused[role]
+			if d == nil {
 				t.Fatalf("%s: %v", role, err)
 			}
-			f.wait("the end of the lobby", lobbyDialer.closed)
-			lobbyDialer.closed = make(chan struct{})
-			conns[role], _ = f.connect(lobbyDialer)
+			f.wait("the end of the lobby", d.closed)
+			d.closed = make(chan struct{})
+			conns[role], _ = f.connect(d)
 		}
 	}
-	staged := cast{node: s, other: s2, inbox: d.inbox, otherInbox: d2.inbox, lobby: lobbyDialer.inbox, run: wire.NewRunID()}
+	staged := cast{node: s, other: s2, inbox: d.inbox, otherInbox: d2.inbox, lobby: refused["lobby"].inbox, revoked: refused["revoked"].inbox, run: wire.NewRunID()}
 	for _, c := range staged.cells() {
 		for role := range conns {
 			publish, subscribe := c.want(role)
