@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -31,11 +32,12 @@ func (f *fixture) linked(evil *nats.Conn, up *nats.Subscription) {
 	}
 }
 
-// A leaf that keeps what a Node once signed for it can show that again, under any
-// connection name. It supersedes nobody by it who lives elsewhere; a Node that has
-// left the other place comes in through the leaf as ever.
+// A leaf that keeps what a Node once signed for it can show that, now or again, under
+// any connection name. It supersedes nobody by it who lives elsewhere, and admits
+// nobody by showing it twice; a Node that has left the other place comes in through
+// the leaf as ever.
 //
-// Contract: Z6 B6 B12
+// Contract: Z6 B2 B6 B12
 func TestZ6LeafShowsAnOldProof(t *testing.T) {
 	f, key, n1, _ := newHub(t)
 	f.start()
@@ -50,27 +52,32 @@ func TestZ6LeafShowsAnOldProof(t *testing.T) {
 	nc, session := f.node(d)
 	fences := f.fences(nc, session)
 	f.told(ctl)
-	replay := f.forge(func(ac *jwt.AuthorizationRequestClaims, sign func(*identity.NKey)) {
-		ac.ConnectOptions.Name = instance + wire.NewToken() // the leaf knows it from before
-		sign(n1)
-	})
 	admitted := func() float64 { return testutil.ToFloat64(f.b.metrics.admitted.WithLabelValues("node")) }
-	asked := func() float64 { return admitted() + f.refused(refusedDuplicate) }
-	ask := func() {
+	proof := func(nonce string) []byte {
+		return f.forge(func(ac *jwt.AuthorizationRequestClaims, sign func(*identity.NKey)) {
+			ac.ConnectOptions.Name = instance + wire.NewToken() // the leaf knows it from before
+			ac.ClientInformation.Nonce = nonce
+			sign(n1)
+		})
+	}
+	// show has the leaf show a proof, and waits for what is counted.
+	show := func(nonce string, counted func() float64) {
 		t.Helper()
-		answered := asked()
-		if err := evil.PublishRequest(subjects.Callout("edge1", "l1"), nats.NewInbox(), replay); err != nil {
+		was := counted()
+		if err := evil.PublishRequest(subjects.Callout("edge1", "l1"), nats.NewInbox(), proof(nonce)); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(guard); asked() == answered; evil.Flush() {
+		for deadline := time.Now().Add(guard); counted() == was; evil.Flush() {
 			if time.Now().After(deadline) {
-				t.Fatal("a callout is not answered")
+				t.Fatalf("the proof of %q is not answered so", nonce)
 			}
 		}
 	}
+	duplicate := func() float64 { return f.refused(refusedDuplicate) }
+	again := func() float64 { return f.refused(refusedSignature) }
 	before := admitted()
-	for range 3 {
-		ask()
+	for _, nonce := range []string{"of old", "older", "oldest"} {
+		show(nonce, duplicate)
 	}
 	if admitted() != before {
 		t.Errorf("%v admitted by an old proof", admitted()-before)
@@ -89,10 +96,27 @@ func TestZ6LeafShowsAnOldProof(t *testing.T) {
 	if n := f.told(ctl); n.Reason != "client_closed" {
 		t.Errorf("the Edge was told %v first", n)
 	}
-	for deadline := time.Now().Add(guard); admitted() == before; ask() {
-		if time.Now().After(deadline) {
-			t.Fatal("a Node that moved does not come in")
-		}
+	show("of now", admitted)
+	for _, nonce := range []string{"of now", "of old", "oldest"} {
+		show(nonce, again)
+	}
+	show("the next", admitted)
+	if admitted() != before+2 {
+		t.Errorf("%v admitted", admitted()-before)
+	}
+}
+
+// Contract: Z6
+func TestProofs(t *testing.T) {
+	p := newProofs()
+	if !p.fresh("U1", "a") || p.fresh("U1", "a") || !p.fresh("U2", "a") || !p.fresh("U1", "b") {
+		t.Error("each member's proof is good once")
+	}
+	for i := range 2 * proofsKept {
+		p.fresh("U2", fmt.Sprint(i))
+	}
+	if len(p.of["U2"]) > proofsKept || p.fresh("U2", fmt.Sprint(2*proofsKept-1)) || p.fresh("U1", "a") {
+		t.Error("another's proofs have others forgotten, or memory grows")
 	}
 }
 

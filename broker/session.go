@@ -63,6 +63,7 @@ type service struct {
 	invitations bucket // where machines are invited
 	led         *elections
 	clocks      clocks
+	proofs      *proofs
 	resync      chan struct{} // one: members are to be read anew
 	instance    string        // of this service, for the agents of leaves
 
@@ -137,7 +138,7 @@ type verdict struct {
 // wait a little for open; then they are refused.
 func newService(ctx context.Context, a *authority) (_ *service, err error) {
 	s := &service{
-		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(&a.storeOpen),
+		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(&a.storeOpen), proofs: newProofs(),
 		resync: make(chan struct{}, 1), opened: make(chan struct{}), patience: a.now().Add(openPatience),
 	}
 	// The workers' own contexts: they finish what they have begun, after ctx ended.
@@ -912,6 +913,9 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	}
 	if r := judge(a, m, found, elsewhere); r != "" {
 		return g, since, r
+	}
+	if a.leaf != (memberID{}) && !s.proofs.fresh(a.nkey, a.nonce) {
+		return g, since, refusedSignature
 	}
 	if a.id.Role == identity.RoleEdge {
 		v, ok := s.ask(event{kind: evPeerClaim, member: a.member(), instance: a.instance()})
