@@ -43,6 +43,10 @@ const (
 // once each time it has gone far beyond.
 func (b *budgets) take(now time.Time, node string, gen uint64) (ok, misbehaved bool) {
 	s := b.of[node]
+	if s != nil && gen < s.gen { // what an older session still says is not the newer one's debt
+		node = "older." + node // no node is called so
+		s = b.of[node]
+	}
 	if s == nil || gen > s.gen {
 		if s == nil && len(b.of) >= budgetNodes && !b.sweep(now) {
 			return false, false

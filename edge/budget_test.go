@@ -33,6 +33,12 @@ func TestBudgets(t *testing.T) {
 	if ok, _ := b.take(now, "evil", 8); !ok {
 		t.Error("a new session begins with the old one's debt")
 	}
+	for range 1000 {
+		b.take(now, "evil", 7)
+	}
+	if ok, _ := b.take(now, "evil", 8); !ok {
+		t.Error("a new session pays for what the old one still says")
+	}
 }
 
 // Names that somebody made up keep no node out for good.

@@ -39,9 +39,16 @@ type register struct {
 // onUp receives everything nodes send, on the bus's one goroutine for it. It
 // never blocks (U3).
 func (e *Edge) onUp(m bus.Msg) {
-	msg, err := subjects.ParseUp(m.Subject)
-	if err != nil || len(m.Data) > wire.MaxMessage || wire.Redirected(m.Data) {
+	if wire.Redirected(m.Data) {
 		e.metrics.dropped.Inc()
+		return
+	}
+	msg, err := subjects.ParseUp(m.Subject)
+	if err != nil || len(m.Data) > wire.MaxMessage {
+		e.metrics.dropped.Inc()
+		if s, err := subjects.UpOf(m.Subject); err == nil { // it is a message all the same
+			e.charge(s)
+		}
 		return
 	}
 	s := msg.Session
@@ -54,11 +61,8 @@ func (e *Edge) onUp(m bus.Msg) {
 		e.dispatch.Ack(msg, m.Data)
 		return
 	}
-	if ok, misbehaved := e.budgets.take(e.now(), s.Node, s.Gen); !ok {
+	if !e.charge(s) {
 		e.metrics.dropped.Inc()
-		if misbehaved {
-			e.misbehaved(s.Node, s.Gen, "flood")
-		}
 		return
 	}
 	switch msg.Verb {
@@ -86,6 +90,15 @@ func (e *Edge) onUp(m bus.Msg) {
 		}
 	default: // up.session is the session service's
 	}
+}
+
+// charge takes one message off the session's budget; false: it is spent.
+func (e *Edge) charge(s subjects.Session) bool {
+	ok, misbehaved := e.budgets.take(e.now(), s.Node, s.Gen)
+	if misbehaved {
+		e.misbehaved(s.Node, s.Gen, "flood")
+	}
+	return ok
 }
 
 func (e *Edge) fromPeer(ev registry.Event) {

@@ -200,6 +200,20 @@ func parse(subject, dir string, verbs map[Verb]bool) (Message, error) {
 	return Message{Session: s, Verb: Verb(tok[4]), Run: tok[5]}, nil
 }
 
+// UpOf is whose message to Edge this is, though what follows may be nothing that
+// ParseUp knows.
+func UpOf(subject string) (Session, error) {
+	rest, ok := strings.CutPrefix(subject, root)
+	if !ok {
+		return Session{}, errParse
+	}
+	parts := strings.SplitN(rest, ".", 5)
+	if len(parts) < 5 || parts[3] != "up" {
+		return Session{}, errParse
+	}
+	return parseSession(parts[:3])
+}
+
 // UpWildcard matches every message of every session to one Edge (U3).
 func UpWildcard(edge string) string { return root + mustName(edge) + ".*.*.up.>" }
 

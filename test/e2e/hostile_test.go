@@ -262,14 +262,12 @@ func TestZ5HostileNode(t *testing.T) {
 				for range 500 {
 					ack.Entries = append(ack.Entries, &iopv1.StreamAck_Entry{RunId: wire.NewRunID(), Direction: "body", Acked: math.MaxUint64, Credit: math.MaxUint64})
 				}
-				for _, e := range []*iopv1.StreamAck_Entry{ // of its own run: beyond what was sent, and back
-					{RunId: run, Direction: "body", Acked: math.MaxUint64, Credit: math.MaxUint64},
-					{RunId: run, Direction: "sideways", Acked: 1 << 63, Credit: 1 << 63, Resend: true},
-					{RunId: run, Direction: "frame", Reset_: true},
-					{RunId: "", Direction: "body"},
-				} {
-					ack.Entries = append(ack.Entries, e)
-				}
+				ack.Entries = append(ack.Entries, // of its own run: beyond what was sent, and back
+					&iopv1.StreamAck_Entry{RunId: run, Direction: "body", Acked: math.MaxUint64, Credit: math.MaxUint64},
+					&iopv1.StreamAck_Entry{RunId: run, Direction: "sideways", Acked: 1 << 63, Credit: 1 << 63, Resend: true},
+					&iopv1.StreamAck_Entry{RunId: run, Direction: "frame", Reset_: true},
+					&iopv1.StreamAck_Entry{RunId: "", Direction: "body"},
+				)
 				n.Whisper(subjects.Ack, "", &ack)
 			}
 		}},
@@ -290,6 +288,14 @@ func TestZ5HostileNode(t *testing.T) {
 			frame(n, run, end)
 			for i := range uint64(40) {
 				frame(n, run, &iopv1.ProviderTunnelFrame{RunId: run, Sequence: i + 2, Kind: iopv1.ProviderTunnelFrame_ERROR, ErrorClass: "no such class", Error: "\r\n"})
+			}
+		}},
+		{"verbs that are none", false, func(n *ioptest.RawNode, _ string) {
+			own := strings.TrimSuffix(n.Session.Up(subjects.Ready, ""), "ready")
+			for i := range 5000 {
+				for _, subject := range []string{"x", "ready.x", "frame", "frame.x", strings.Repeat("a.", 100) + "a", fmt.Sprint("event.", i)} {
+					_ = n.Conn.Publish(own+subject, nil) // it may be closed by now
+				}
 			}
 		}},
 		{"register, ready and heartbeat without end", false, func(n *ioptest.RawNode, _ string) {
