@@ -381,3 +381,44 @@ func refused(n *ioptest.RawNode) (no bool) {
 	}
 	return no
 }
+
+// What a Node said in an earlier session is nothing in its next: neither its
+// registration, nor its readiness, nor frames of what it was sent then.
+//
+// Contract: Z5 G3 R1 R9 F5 F10
+func TestZ5EarlierSessionShownAgain(t *testing.T) {
+	f := baited(t)
+	instance := wire.NewToken()
+	n1 := live(t, f, instance)
+	earlier := n1.RegisterRequest(nil)
+	lost := bait(t, f)
+	run := n1.Await(subjects.Tunnel, 1).Run
+	n1.Conn.Close()
+	if r := get(t, f, lost); r.status != 502 {
+		t.Fatalf("the stream of the session that ended: %+v", r)
+	}
+
+	n2 := f.DialRaw("evil", instance)
+	if resp := n2.Ready(1, "evil"); resp.GetReady() {
+		t.Error("ready before it registered")
+	}
+	n2.Say(subjects.Register, "", earlier)
+	var resp iopv1.RegisterResponse
+	if err := resp.UnmarshalVT(n2.Await(subjects.Register, 1).Data); err != nil || resp.GetAccepted() || resp.GetConfig() != nil {
+		t.Errorf("the earlier registration: %v %v", &resp, err)
+	}
+	f.Log.AwaitEvent(t, "node.refused", "node=evil", "another generation")
+	if resp := n2.Ready(2, "evil"); resp.GetReady() {
+		t.Error("ready by an earlier session's registration")
+	}
+	n2.Answer(run, "late")
+	n2.Await(subjects.Fence, 1) // who speaks without being the owner is told so
+
+	n3 := live(t, f, instance)
+	n3.Answer(run, "late")
+	served := bait(t, f)
+	n3.Answer(n3.Await(subjects.Tunnel, 1).Run, "own")
+	if r := get(t, f, served); r.status != 200 || r.body != "own" {
+		t.Errorf("%+v", r)
+	}
+}
