@@ -24,7 +24,7 @@ const (
 	refusedForged      refusal = "forged"       // the request is not the server's own
 	refusedPassword    refusal = "password"     // user and password, token or bearer
 	refusedAnonymous   refusal = "anonymous"    // no nkey
-	refusedSignature   refusal = "signature"    // not the nkey's signature of this nonce
+	refusedSignature   refusal = "signature"    // not the nkey's signature of this nonce, or one that was shown before
 	refusedNoTLS       refusal = "no_tls"       // no handshake at all
 	refusedTLSVersion  refusal = "tls_version"  // older than 1.3
 	refusedCertificate refusal = "certificate"  // none, or none that the server verified
@@ -86,6 +86,7 @@ type applicant struct {
 	id         identity.ID
 	nkey       string
 	connection string
+	nonce      string
 	notAfter   time.Time // of the certificate: the connection does not outlive it
 	root       string    // whose key signed it
 	server     string    // the id of the server that asks for it
@@ -164,7 +165,10 @@ func decide(ac *jwt.AuthorizationRequestClaims, t trust) (applicant, refusal) {
 	if id.Role == identity.RoleNode && !validConnection(opts.Name) {
 		return a, refusedConnection
 	}
-	return applicant{id: id, nkey: opts.Nkey, connection: opts.Name, notAfter: leaf.NotAfter, root: identity.IssuerOf(leaf)}, ""
+	return applicant{
+		id: id, nkey: opts.Nkey, connection: opts.Name, nonce: ac.ClientInformation.Nonce,
+		notAfter: leaf.NotAfter, root: identity.IssuerOf(leaf),
+	}, ""
 }
 
 func validConnection(name string) bool {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
 	"github.com/iop-fabric/iop/wire/iopv1"
 )
 
@@ -87,7 +88,7 @@ func (s *service) serviceSeen(connected bool, conn connID, user string) {
 func (s *service) learnt(m *nats.Msg) {
 	edge, _, err := subjects.ParseCtl(m.Subject)
 	var n iopv1.SessionNotice
-	if err != nil || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
+	if err != nil || wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
 		return
 	}
 	s.send(event{
@@ -421,7 +422,7 @@ func (s *service) next(ctx context.Context, a applicant) (session subjects.Sessi
 	record := admission{Instance: a.instance(), NKey: a.nkey, Leaf: a.leaf.Name, Root: a.root}
 	var err error
 	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
-		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance()})
+		v, ok := s.ask(event{kind: evClaim, member: a.member(), instance: a.instance(), leaf: a.leaf.Name})
 		switch {
 		case !ok:
 			return session, since, refusedDraining

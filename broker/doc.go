@@ -38,6 +38,10 @@
 //
 //	I8  A certificate is signed anew for the name and key it has, for the node's
 //	    newest session, and by the proof of both keys alone (B8).
+//	I9  What one session says of itself, however often, keeps nobody else waiting; a
+//	    session that its Edge has fenced and that stays is closed (Z5).
+//	I10 Through a leaf no session is superseded that lives elsewhere, and a proof is
+//	    good once (Z6).
 //
 // The bucket of generations is neither made anew nor emptied while it is there: what
 // is never to happen is that its revisions go back. An operator who says above what

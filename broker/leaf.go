@@ -599,7 +599,7 @@ func (s *leafAgent) advisory(m *nats.Msg) {
 func (s *leafAgent) heard(m *nats.Msg) {
 	_, _, verb, err := subjects.ParseLeaf(m.Subject)
 	var n iopv1.SessionNotice
-	if err != nil || n.UnmarshalVT(m.Data) != nil {
+	if err != nil || wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil {
 		return
 	}
 	if verb == subjects.Here {

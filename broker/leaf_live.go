@@ -47,6 +47,23 @@ func (l *live) AtLeaf(s subjects.Session, leaf, server string) {
 	}
 }
 
+// Elsewhere reports whether a session of the node lives at another place than the
+// leaf that asks for it, and since when. Through a leaf it is not superseded, whatever
+// the instance: a leaf names the connection itself, and a nonce that a Node signed for
+// it once it can show for ever (Z6). A Node that really moved is silent there, or gone.
+func (l *live) Elsewhere(now time.Time, id memberID, leaf string) (since time.Time, alive bool) {
+	n := l.nodes[id]
+	if n == nil {
+		return time.Time{}, false
+	}
+	for _, s := range n.sessions {
+		if s.connected && s.leaf != leaf && !s.evicted && now.Sub(s.heard) < l.bound {
+			return s.since, true
+		}
+	}
+	return time.Time{}, false
+}
+
 // LeafOpened is an agent's word that a session's connection stands.
 func (l *live) LeafOpened(now time.Time, s subjects.Session, leaf, instance string) []effect {
 	n := l.node(nodeID(s))

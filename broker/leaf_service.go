@@ -175,7 +175,7 @@ func (s *service) leafBeat(m *nats.Msg) {
 		return
 	}
 	var n iopv1.SessionNotice
-	if n.UnmarshalVT(m.Data) != nil || len(n.InstanceId) > maxServerID {
+	if wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || len(n.InstanceId) > maxServerID {
 		return
 	}
 	if nkeys.IsValidPublicAccountKey(n.Key) { // before it is answered, and lets Nodes in
@@ -220,7 +220,7 @@ func (s *service) leafNotice(m *nats.Msg) (out leafNotice, ok bool) {
 		return out, false
 	}
 	var n iopv1.SessionNotice
-	if n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
+	if wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.NodeId) || n.Generation == 0 {
 		return out, false
 	}
 	out = leafNotice{

@@ -447,11 +447,18 @@ func (f *fixture) fakeHub(uri string) (addr string) {
 // manners: its account is open to the test.
 func (f *fixture) hostile(s *site) (*server.Server, *nats.Conn) {
 	f.t.Helper()
+	return f.hostileWith(s, func(*server.RemoteLeafOpts) {})
+}
+
+// hostileWith is hostile, with another link.
+func (f *fixture) hostileWith(s *site, edit func(*server.RemoteLeafOpts)) (*server.Server, *nats.Conn) {
+	f.t.Helper()
 	leaf := must(NewLeaf(s.cfg, Deps{}))
 	opts, err := leaf.options()
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	edit(opts.LeafNode.Remotes[0])
 	open := &server.Options{
 		ServerName: "hostile", Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, LeafNode: opts.LeafNode,
 		Accounts: []*server.Account{server.NewAccount(accountFabric)},

@@ -13,6 +13,10 @@ import (
 // server's own authorization timeout and some room.
 const connectBound = 20 * time.Second
 
+// fenceGrace is how long a session may take to leave that its Edge has fenced. An
+// honest Node does at once.
+const fenceGrace = 2 * time.Second
+
 // maxGrants bounds how often one session may ask for its token. An honest Node
 // asks once, and once a second while an answer is lost.
 const maxGrants = 64
@@ -63,6 +67,7 @@ type liveSession struct {
 	evicted   bool      // told to go; counts no more
 	why       string    // it was
 	until     time.Time // the end of its certificate, of one admitted by this service
+	fenced    time.Time // when its Edge first said that it is over
 	told      time.Time // last time, of one at a leaf
 	grants    int
 }
@@ -103,6 +108,7 @@ const (
 	reasonSuperseded = "superseded"
 	reasonAbandoned  = "abandoned" // admitted, never seen
 	reasonExpired    = "certificate_expired"
+	reasonFenced     = "fenced" // its Edge has, and it stays
 )
 
 func nodeID(s subjects.Session) memberID {
@@ -180,6 +186,16 @@ func (l *live) expire(now time.Time, id memberID, n *liveNode) (out []effect) {
 		}
 	}
 	return out
+}
+
+// Fenced is an Edge's word to a session that it is over (F10). One that stays is
+// closed: else its Edge would have to read, and drop, all that it goes on to say (Z5).
+func (l *live) Fenced(now time.Time, s subjects.Session) {
+	if n := l.nodes[nodeID(s)]; n != nil {
+		if session := n.sessions[s.Gen]; session != nil && session.fenced.IsZero() {
+			session.fenced = now
+		}
+	}
 }
 
 // Connected is the server's word that a session's connection stands. One that
@@ -287,12 +303,20 @@ func (l *live) MemberChanged(id memberID, revoked bool) (out []effect) {
 	return out
 }
 
-// Expire ends what was admitted and never seen, and what has outlived its certificate. It is called now and then.
+// Expire ends what was admitted and never seen, what has outlived its certificate, and
+// what was fenced and stays. It is called now and then.
 func (l *live) Expire(now time.Time) (out []effect) {
 	l.sweep(now)
 	for id, n := range l.nodes {
 		out = append(out, l.expire(now, id, n)...)
 		for gen, s := range n.sessions {
+			if s.reachable() && !s.evicted && !s.fenced.IsZero() && now.Sub(s.fenced) >= fenceGrace {
+				s.evicted, s.why = true, reasonFenced
+				out = append(out, effect{
+					kind: evict, conn: s.conn, leaf: s.leaf, reason: reasonFenced,
+					session: subjects.Session{Edge: id.Edge, Node: id.Name, Gen: gen},
+				})
+			}
 			if s.lost(now, l.bound) {
 				delete(n.sessions, gen)
 				if !s.own && s.leaf == "" {

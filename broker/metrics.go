@@ -86,7 +86,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	for _, reason := range refusals {
 		m.refused.WithLabelValues(string(reason))
 	}
-	for _, reason := range []string{reasonSuperseded, string(refusedRevoked)} {
+	for _, reason := range []string{reasonSuperseded, string(refusedRevoked), reasonFenced} {
 		m.evicted.WithLabelValues(reason)
 	}
 	for _, op := range []subjects.Verb{subjects.Get, subjects.Put, subjects.List} {

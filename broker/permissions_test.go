@@ -3,7 +3,6 @@ package broker
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -20,15 +19,17 @@ import (
 func TestPermissionMatrix(t *testing.T) {
 	f := newFixture(t)
 	key, other := f.member("edge1", "node", "n1"), f.member("edge1", "node", "n2")
-	outside := f.member("edge1", "edge", "e1")
+	outside, revoked := f.member("edge1", "edge", "e1"), f.member("edge1", "node", "n3")
+	f.cfg.Members[len(f.cfg.Members)-1].Revoked = true
 	f.start()
 	d := f.dialer("edge1", "node", "n1", key)
 	node, s := f.node(d)
 	d2 := f.dialer("edge1", "node", "n2", other)
 	node2, s2 := f.node(d2)
 	defer node2.Close()
-	lobbyDialer := f.dialer("edge1", "node", "n9", must(identity.NewUserKey()))
-	lobby, _ := f.connect(lobbyDialer)
+	refused := map[string]*dialer{
+		"lobby": f.dialer("edge1", "node", "n9", must(identity.NewUserKey())), "revoked": f.dialer("edge1", "node", "n3", revoked),
+	}
 	edge := f.edge("edge1")
 	peer := f.dialer("edge1", "edge", "e1", outside)
 	peer.inbox = subjects.EdgeInbox("edge1")
@@ -36,7 +37,10 @@ func TestPermissionMatrix(t *testing.T) {
 	service := must(f.b.connect(f.b.server, f.b.keys.service, "matrix"))
 	defer service.Close()
 
-	conns := map[string]*nats.Conn{"node": node, "lobby": lobby, "edge": edge, "edge over TCP": edgeTCP, "service": service}
+	conns := map[string]*nats.Conn{"node": node, "edge": edge, "edge over TCP": edgeTCP, "service": service}
+	for role, d := range refused {
+		conns[role], _ = f.connect(d)
+	}
 	// A lobby has but two seconds: it is entered anew when it ran out.
 	ask := func(role string, question func(*nats.Conn) (bool, error)) bool {
 		t.Helper()
@@ -45,80 +49,25 @@ func TestPermissionMatrix(t *testing.T) {
 			if err == nil {
 				return may
 			}
-			if role != "lobby" {
+			d := refused[role]
+			if d == nil {
 				t.Fatalf("%s: %v", role, err)
 			}
-			f.wait("the end of the lobby", lobbyDialer.closed)
-			lobbyDialer.closed = make(chan struct{})
-			conns[role], _ = f.connect(lobbyDialer)
+			f.wait("the end of the lobby", d.closed)
+			d.closed = make(chan struct{})
+			conns[role], _ = f.connect(d)
 		}
 	}
-	const edges = "edge,edge over TCP"
-	run := wire.NewRunID()
-	newer := s
-	newer.Gen++
-	for _, c := range []struct{ subject, publish, subscribe string }{
-		// The node's own session.
-		{s.Up(subjects.Heartbeat, ""), "node", edges + ",service"},
-		{s.Up(subjects.SessionVerb, ""), "node", edges + ",service"},
-		{s.Up(subjects.Renew, ""), "node", edges + ",service"},
-		{s.Up(subjects.Register, ""), "node", edges},
-		{s.Up(subjects.Frame, run), "node", edges},
-		{s.Down(subjects.Tunnel, run), edges, "node"},
-		{s.Down(subjects.Register, ""), edges, "node"},
-		{s.Down(subjects.SessionVerb, ""), edges + ",service", "node"},
-		{s.Down(subjects.Renew, ""), edges + ",service", "node"},
-		{s.Down(subjects.Fence, ""), edges + ",service", "node"},
-		{s.DownWildcard(), edges, "node"},
-		// Another generation, another node, another edge.
-		{newer.Up(subjects.Register, ""), "", edges},
-		{newer.Down(subjects.Tunnel, run), edges, ""},
-		{s2.Up(subjects.Register, ""), "", edges},
-		{s2.Down(subjects.Tunnel, run), edges, ""},
-		{"iop.v1.edge2.n1.1.up.register", "", ""},
-		{"iop.v1.edge2.n1.1.down.tunnel." + run, "", ""},
-		// The session service's.
-		{subjects.Ctl("edge1", subjects.Admitted), "service", edges + ",service"},
-		{subjects.Ctl("edge1", subjects.Closed), "service", edges},
-		{subjects.Ctl("edge2", subjects.Admitted), "service", "service"},
-		{subjects.Store("edge1", subjects.Get), edges, "service"},
-		{subjects.Store("edge2", subjects.Get), "", "service"},
-		// Inboxes. The lobby's is its own, and so is the node's.
-		{d.inbox + ".x", "", "node"},
-		{lobbyDialer.inbox + ".x", "", "lobby"},
-		{d2.inbox + ".x", "", ""},
-		{subjects.EdgeInbox("edge1") + ".x", "service", edges},
-		{subjects.EdgeInbox("edge2") + ".x", "service", ""},
-		{subjects.NoResponders("edge1", run), "", edges},
-		{"_INBOX.edge1.n1.>", "", ""},
-		{"_INBOX.>", "", ""},
-		{"_INBOX.edge1.>", "", ""},
-		// The server's own.
-		{subjects.UserInfo, "node,lobby," + edges, ""},
-		{"$SYS.REQ.USER.AUTH", "", ""},
-		{"$SYS.REQ.SERVER.PING", "", ""},
-		{"$SYS.ACCOUNT.FABRIC.CONNECT", "", ""},
-		{"$SYS.>", "", ""},
-		{"$JS.API.INFO", "", ""},
-		{"$JS.API.STREAM.LIST", "", ""},
-		{"$JS.>", "", ""},
-		{"$KV.iop_store.edge1.a", "", ""},
-		{"iop.v1.callout.edge1.l1", "", ""},
-		// Everything.
-		{">", "", ""},
-		{"iop.v1.>", "", ""},
-		{"iop.v1.edge1.>", "", ""},
-		{"iop.v1.*.*.*.up.>", "", ""},
-		{"iop.v1.edge1.*.*.up.>", "", edges},
-		{"iop.v1.*.ctl.>", "service", ""},
-	} {
+	staged := cast{node: s, other: s2, inbox: d.inbox, otherInbox: d2.inbox, lobby: refused["lobby"].inbox, revoked: refused["revoked"].inbox, run: wire.NewRunID()}
+	for _, c := range staged.cells() {
 		for role := range conns {
-			if got, want := ask(role, func(nc *nats.Conn) (bool, error) { return mayPublish(nc, c.subject) }), slices.Contains(strings.Split(c.publish, ","), role); got != want {
-				t.Errorf("%s publishes to %s: %v, want %v", role, c.subject, got, want)
+			publish, subscribe := c.want(role)
+			if got := ask(role, func(nc *nats.Conn) (bool, error) { return mayPublish(nc, c.subject) }); got != publish {
+				t.Errorf("%s publishes to %s: %v, want %v", role, c.subject, got, publish)
 			}
 			for _, queue := range []string{"", "q"} {
-				if got, want := ask(role, func(nc *nats.Conn) (bool, error) { return maySubscribe(nc, c.subject, queue) }), slices.Contains(strings.Split(c.subscribe, ","), role); got != want {
-					t.Errorf("%s subscribes to %s (queue %q): %v, want %v", role, c.subject, queue, got, want)
+				if got := ask(role, func(nc *nats.Conn) (bool, error) { return maySubscribe(nc, c.subject, queue) }); got != subscribe {
+					t.Errorf("%s subscribes to %s (queue %q): %v, want %v", role, c.subject, queue, got, subscribe)
 				}
 			}
 		}

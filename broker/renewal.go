@@ -65,7 +65,7 @@ func newRenewals(a *authority, e *enrolment, s *service) *renewals {
 func (e *enrolment) renew(s *service) error {
 	r := newRenewals(e.a, e, s)
 	in := make(chan *nats.Msg, renewBacklog)
-	if _, err := s.fabric.ChanQueueSubscribe(subjects.UpEverywhere(subjects.Renew), renewQueue, in); err != nil {
+	if _, err := s.fabric.QueueSubscribe(subjects.UpEverywhere(subjects.Renew), renewQueue, s.spoken(newPace(renewPause), into(in))); err != nil {
 		return fmt.Errorf("broker: subscribe renewals: %w", err)
 	}
 	s.workers.Go(func() { s.serve(in, r.answer) })

@@ -65,6 +65,7 @@ type service struct {
 	invitations bucket // where machines are invited
 	led         *elections
 	clocks      clocks
+	proofs      *proofs
 	resync      chan struct{} // one: members are to be read anew
 	instance    string        // of this service, for the agents of leaves
 
@@ -109,6 +110,7 @@ const (
 	evConnected                     // a session's connection stands
 	evDisconnected                  // it has ended
 	evHeard                         // a heartbeat
+	evFenced                        // its Edge has said that it is over
 	evGrant                         // may the session have its token?
 	evPeerConnected
 	evPeerDisconnected
@@ -139,7 +141,7 @@ type verdict struct {
 // wait a little for open; then they are refused.
 func newService(ctx context.Context, a *authority) (_ *service, err error) {
 	s := &service{
-		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(&a.storeOpen),
+		b: a, inbox: make(chan event, inboxBacklog), instance: wire.NewToken(), led: newElections(&a.storeOpen), proofs: newProofs(),
 		resync: make(chan struct{}, 1), opened: make(chan struct{}), patience: a.now().Add(openPatience),
 	}
 	// The workers' own contexts: they finish what they have begun, after ctx ended.
@@ -283,8 +285,11 @@ func (s *service) listen() error {
 	if _, err := s.sys.Subscribe(advisorySubject, s.advisory); err != nil {
 		return fmt.Errorf("broker: subscribe advisories: %w", err)
 	}
-	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.heartbeat); err != nil {
+	if _, err := s.fabric.Subscribe(subjects.UpEverywhere(subjects.Heartbeat), s.spoken(newPace(heartbeatPace), s.heartbeat)); err != nil {
 		return fmt.Errorf("broker: subscribe heartbeats: %w", err)
+	}
+	if _, err := s.fabric.Subscribe(subjects.DownEverywhere(subjects.Fence), s.fencedByEdge); err != nil {
+		return fmt.Errorf("broker: subscribe fences: %w", err)
 	}
 	if err := s.listenServers(); err != nil {
 		return err
@@ -352,7 +357,7 @@ func (s *service) subscribe() error {
 	s.workers.Go(func() { s.watchMembers(writes) })
 
 	tokens := make(chan *nats.Msg, sessionBacklog)
-	if _, err := s.fabric.ChanQueueSubscribe(subjects.UpEverywhere(subjects.SessionVerb), sessionQueue, tokens); err != nil {
+	if _, err := s.fabric.QueueSubscribe(subjects.UpEverywhere(subjects.SessionVerb), sessionQueue, s.spoken(newPace(tokenPace), into(tokens))); err != nil {
 		return fmt.Errorf("broker: subscribe session requests: %w", err)
 	}
 	s.workers.Go(func() { s.serve(tokens, s.token) })
@@ -437,6 +442,9 @@ func (s *service) step(core *live, ev event) []effect {
 	switch ev.kind {
 	case evClaim:
 		since, duplicate := core.Duplicate(now, ev.member, ev.instance)
+		if !duplicate && ev.leaf != "" {
+			since, duplicate = core.Elsewhere(now, ev.member, ev.leaf)
+		}
 		ev.reply <- verdict{ok: !duplicate, since: since, last: core.Highest(ev.member)}
 	case evAdmitted:
 		out := core.Admitted(now, ev.session, ev.instance)
@@ -453,6 +461,8 @@ func (s *service) step(core *live, ev event) []effect {
 	case evHeard:
 		core.Heard(now, ev.session)
 		return core.Insist(now, ev.session)
+	case evFenced:
+		core.Fenced(now, ev.session)
 	case evLeafOpened:
 		return core.LeafOpened(now, ev.session, ev.leaf, ev.instance)
 	case evLeafEnded:
@@ -664,16 +674,23 @@ func parsePeerUser(user string) (memberID, bool) {
 
 // heartbeat notes that a session lives. One too many is dropped: the next
 // comes within the second.
-func (s *service) heartbeat(m *nats.Msg) {
-	up, err := subjects.ParseUp(m.Subject)
-	if err != nil {
+func (s *service) heartbeat(session subjects.Session, _ *nats.Msg) bool {
+	select {
+	case s.inbox <- event{kind: evHeard, session: session}:
+		return true
+	default:
+		return false
+	}
+}
+
+// fencedByEdge notes that a session is over for its Edge. The service's own fences
+// are of sessions that are evicted anyway.
+func (s *service) fencedByEdge(m *nats.Msg) {
+	down, err := subjects.ParseDown(m.Subject)
+	if err != nil || wire.Redirected(m.Data) {
 		return
 	}
-	select {
-	case s.inbox <- event{kind: evHeard, session: up.Session}:
-	default:
-		s.b.metrics.dropped.Inc()
-	}
+	s.send(event{kind: evFenced, session: down.Session})
 }
 
 // watchMembers tells the loop of every change in what the authority knows,
@@ -906,6 +923,9 @@ func (s *service) admit(a applicant) (g grant, since time.Time, r refusal) {
 	}
 	if r := judge(a, m, found, elsewhere); r != "" {
 		return g, since, r
+	}
+	if a.leaf != (memberID{}) && !s.proofs.fresh(a.nkey, a.nonce) {
+		return g, since, refusedSignature
 	}
 	if a.id.Role == identity.RoleEdge {
 		v, ok := s.ask(event{kind: evPeerClaim, member: a.member(), instance: a.instance()})

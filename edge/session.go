@@ -40,9 +40,16 @@ type register struct {
 // onUp receives everything nodes send, on the bus's one goroutine for it. It
 // never blocks (U3).
 func (e *Edge) onUp(m bus.Msg) {
+	if wire.Redirected(m.Data) {
+		e.metrics.dropped.Inc()
+		return
+	}
 	msg, err := subjects.ParseUp(m.Subject)
 	if err != nil || len(m.Data) > wire.MaxMessage {
 		e.metrics.dropped.Inc()
+		if s, err := subjects.UpOf(m.Subject); err == nil { // it is a message all the same
+			e.charge(s)
+		}
 		return
 	}
 	s := msg.Session
@@ -60,11 +67,8 @@ func (e *Edge) onUp(m bus.Msg) {
 		default:
 		}
 	}
-	if ok, misbehaved := e.budgets.take(e.now(), s.Node, s.Gen); !ok {
+	if !e.charge(s) {
 		e.metrics.dropped.Inc()
-		if misbehaved {
-			e.misbehaved(s.Node, s.Gen, "flood")
-		}
 		return
 	}
 	switch msg.Verb {
@@ -103,6 +107,15 @@ func (e *Edge) speaks(s subjects.Session, live *liveSession) {
 	}
 }
 
+// charge takes one message off the session's budget; false: it is spent.
+func (e *Edge) charge(s subjects.Session) bool {
+	ok, misbehaved := e.budgets.take(e.now(), s.Node, s.Gen)
+	if misbehaved {
+		e.misbehaved(s.Node, s.Gen, "flood")
+	}
+	return ok
+}
+
 func (e *Edge) fromPeer(ev registry.Event) {
 	if !e.loop.in.put(item{reg: ev}, true) {
 		e.metrics.dropped.Inc()
@@ -113,11 +126,14 @@ func (e *Edge) fromPeer(ev registry.Event) {
 func (e *Edge) onCtl(m bus.Msg) {
 	_, verb, err := subjects.ParseCtl(m.Subject)
 	var n iopv1.SessionNotice
-	if err == nil && verb == subjects.Changed && n.UnmarshalVT(m.Data) == nil && n.GetReason() == noticeRevoked && subjects.ValidName(n.GetNodeId()) {
+	if err != nil || wire.Redirected(m.Data) || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.GetNodeId()) {
+		return
+	}
+	if verb == subjects.Changed && n.GetReason() == noticeRevoked {
 		e.loop.in.put(item{do: func() { e.leave(n.GetNodeId()) }}, false)
 		return
 	}
-	if err != nil || n.UnmarshalVT(m.Data) != nil || !subjects.ValidName(n.GetNodeId()) || n.GetGeneration() == 0 {
+	if n.GetGeneration() == 0 {
 		return
 	}
 	var ev registry.Event

@@ -495,3 +495,26 @@ func TestNewRefuses(t *testing.T) {
 		}
 	}
 }
+
+// What a server says who somebody is, and who chose where that goes had it sent here,
+// is no word of Edge's, though it may decode as one.
+//
+// Contract: Z5
+func TestRedirectedAnswersEndNoSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{}).ready()
+		defer r.finish()
+		answer := []byte("{|") // a group that nobody knows: as a fence it is one without a reason
+		if err := new(iopv1.Fence).UnmarshalVT(answer); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range []subjects.Verb{subjects.Fence, subjects.Ready, subjects.Heartbeat} {
+			must(t, r.edge.conn.Publish(r.session().Down(v, ""), answer))
+		}
+		synctest.Wait()
+		r.wantState("ready")
+		if r.dials != 1 {
+			t.Errorf("%d dials", r.dials)
+		}
+	})
+}

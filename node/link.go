@@ -79,7 +79,7 @@ func (l *link) publish() {
 // receive is the callback of the session's one subscription. It only hands on.
 func (n *Node) receive(l *link, m bus.Msg) {
 	msg, err := subjects.ParseDown(m.Subject)
-	if err != nil || msg.Session != l.id {
+	if err != nil || msg.Session != l.id || wire.Redirected(m.Data) {
 		n.metrics.dropped[dropUnknown].Inc()
 		return
 	}

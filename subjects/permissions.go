@@ -50,6 +50,7 @@ func ServicePermissions() Permissions {
 		Subscribe: []string{
 			UpEverywhere(SessionVerb), UpEverywhere(Renew), UpEverywhere(Heartbeat), StoreEverywhere(), CtlEverywhere(Admitted),
 			LeafEverywhere(Beat), LeafEverywhere(Opened), LeafEverywhere(Ended),
+			DownEverywhere(Fence), // whom an Edge has fenced is to leave
 		},
 	}
 }

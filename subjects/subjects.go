@@ -200,6 +200,20 @@ func parse(subject, dir string, verbs map[Verb]bool) (Message, error) {
 	return Message{Session: s, Verb: Verb(tok[4]), Run: tok[5]}, nil
 }
 
+// UpOf is whose message to Edge this is, though what follows may be nothing that
+// ParseUp knows.
+func UpOf(subject string) (Session, error) {
+	rest, ok := strings.CutPrefix(subject, root)
+	if !ok {
+		return Session{}, errParse
+	}
+	parts := strings.SplitN(rest, ".", 5)
+	if len(parts) < 5 || parts[3] != "up" {
+		return Session{}, errParse
+	}
+	return parseSession(parts[:3])
+}
+
 // UpWildcard matches every message of every session to one Edge (U3).
 func UpWildcard(edge string) string { return root + mustName(edge) + ".*.*.up.>" }
 
@@ -211,6 +225,10 @@ func (s Session) DownWildcard() string {
 // UpEverywhere matches one verb of every session of every Edge: the session
 // service's view.
 func UpEverywhere(v Verb) string { return root + "*.*.*.up." + string(v) }
+
+// DownEverywhere matches one verb to every session of every Edge: the session
+// service's view.
+func DownEverywhere(v Verb) string { return root + "*.*.*.down." + string(v) }
 
 // Ctl builds iop.v1.<edge>.ctl.<verb>.
 func Ctl(edge string, v Verb) string {

@@ -510,3 +510,18 @@ func ExampleSession_Up() {
 	fmt.Println(Session{Edge: "home", Node: "gpu1", Gen: 7}.Up(Heartbeat, ""))
 	// Output: iop.v1.home.gpu1.7.up.heartbeat
 }
+
+// Contract: U1 Z5
+func TestUpOf(t *testing.T) {
+	want := Session{Edge: "e", Node: "n", Gen: 7}
+	for _, subject := range []string{"iop.v1.e.n.7.up.x", "iop.v1.e.n.7.up.frame", "iop.v1.e.n.7.up.a.b.c.d", want.Up(Ready, "")} {
+		if s, err := UpOf(subject); err != nil || s != want {
+			t.Errorf("%s: %v %v", subject, s, err)
+		}
+	}
+	for _, subject := range []string{"", "iop.v1.e.n.7.up", "iop.v1.e.n.07.up.x", "iop.v1.e.n.0.up.x", "iop.v1.e.*.7.up.x", "iop.v1.e.n.7.down.x", "iop.v2.e.n.7.up.x", "iop.v1..n.7.up.x", "iop.v1.e.ctl.closed"} {
+		if s, err := UpOf(subject); err == nil {
+			t.Errorf("%s is %v's", subject, s)
+		}
+	}
+}

@@ -725,3 +725,31 @@ func TestLateAcksAreNoOffence(t *testing.T) {
 		}
 	})
 }
+
+// A session that is fenced while its Node goes on talking is found whole, or made for
+// the moment; the race detector watches.
+//
+// Contract: J8 F5
+func TestFenceWhileTheNodeTalks(t *testing.T) {
+	s := seats{byID: map[string]*seat{}}
+	over := make(chan uint64)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for gen := range over {
+			s.fence("n", gen)
+		}
+	}()
+	for gen := uint64(1); gen < 5000; gen++ {
+		id := subjects.Session{Edge: "e", Node: "n", Gen: gen}
+		s.session(id)
+		over <- gen
+		for range 20 {
+			if s.session(id) == nil {
+				t.Fatal("no session")
+			}
+		}
+	}
+	close(over)
+	<-done
+}

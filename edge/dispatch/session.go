@@ -64,15 +64,17 @@ type seats struct {
 // moment and remembered nowhere.
 func (t *seats) session(id subjects.Session) *session {
 	t.mu.RLock()
-	st := t.byID[id.Node]
-	if st != nil && st.sess != nil && st.sess.id == id {
-		t.mu.RUnlock()
-		return st.sess
+	var sess *session
+	if st := t.byID[id.Node]; st != nil {
+		sess = st.sess // read under the lock: a fence takes it away
 	}
 	t.mu.RUnlock()
+	if sess != nil && sess.id == id {
+		return sess
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	st = t.seat(id.Node)
+	st := t.seat(id.Node)
 	switch {
 	case st.sess != nil && st.sess.id == id:
 		return st.sess

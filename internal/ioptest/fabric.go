@@ -399,3 +399,11 @@ func generation(line, event, node string) (uint64, bool) {
 	}
 	return n, n > 0
 }
+
+// EdgeConfig is the configuration of an Edge like the fabric's own, as a process of
+// its own: its broker's URLs are for the test to set.
+func (f *Fabric) EdgeConfig() configs.Edge {
+	c := *f.cfg.Edge
+	c.Listen, c.AdminListen = "127.0.0.1:0", "127.0.0.1:0"
+	return c
+}

@@ -44,8 +44,13 @@ type result struct {
 // call makes a chat call in the background.
 func call(t *testing.T, f *ioptest.Fabric) <-chan result {
 	t.Helper()
+	return callModel(t, f, ioptest.Chat(false))
+}
+
+func callModel(t *testing.T, f *ioptest.Fabric, body string) <-chan result {
+	t.Helper()
 	out := make(chan result, 1)
-	req := f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", ioptest.Chat(false))
+	req := f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", body)
 	go func() {
 		resp, err := f.Client.Do(req)
 		if err != nil {
