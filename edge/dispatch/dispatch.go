@@ -194,6 +194,9 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 	}
 	strays := 0
 	for _, e := range msg.Entries {
+		if e.Direction != directionBody { // of a stream we do not send, or a later version's
+			continue
+		}
 		hash := d.table.hash(e.RunId)
 		switch s := d.table.get(e.RunId, hash); {
 		case s == nil:
