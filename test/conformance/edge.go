@@ -147,3 +147,17 @@ func (e *edgeSide) Receive(fn func(v subjects.Verb, run string, data []byte)) {
 
 // Providers implements NodeWorld.
 func (e *edgeSide) Providers() *Providers { return e.providers }
+
+// configuration is what the player gives a Node: adapter "a" with places enough, and
+// "one" with one place. base is the provider's URL; "": it is in the Node's process.
+func configuration(base string) *iopv1.NodeConfigPayload {
+	p := &iopv1.NodeConfigPayload{Revision: 1}
+	for name, places := range map[string]int32{"a": 1024, "one": 1} {
+		c := &iopv1.AdapterConfig{Name: name, Type: "demo", Capacity: places, Enabled: true}
+		if base != "" {
+			c.Type, c.OpenaiCompat = "openai_compat", &iopv1.OpenAICompatAdapterConfig{BaseUrl: base}
+		}
+		p.Adapters = append(p.Adapters, c)
+	}
+	return p
+}

@@ -66,20 +66,6 @@ func newSecrets() (s secrets, err error) {
 	return s, err
 }
 
-// configuration is what the player gives a Node: adapter "a" with places enough, and
-// "one" with one place. base is the provider's URL; "": it is in the Node's process.
-func configuration(base string) *iopv1.NodeConfigPayload {
-	p := &iopv1.NodeConfigPayload{Revision: 1}
-	for name, places := range map[string]int32{"a": 1024, "one": 1} {
-		c := &iopv1.AdapterConfig{Name: name, Type: "demo", Capacity: places, Enabled: true}
-		if base != "" {
-			c.Type, c.OpenaiCompat = "openai_compat", &iopv1.OpenAICompatAdapterConfig{BaseUrl: base}
-		}
-		p.Adapters = append(p.Adapters, c)
-	}
-	return p
-}
-
 // inMemory plays a case against our Node or our Edge on the bus in memory; it must be
 // called in a bubble. seed other than 0: the bus is lossy.
 func inMemory(c *Case, seed uint64) (err error) {

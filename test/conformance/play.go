@@ -133,7 +133,7 @@ func (p *player) end() {
 	if p.c.Role == Edge {
 		p.w.Settle()
 		p.mu.Lock()
-		for _, r := range p.runs {
+		for _, r := range p.byID {
 			seq := uint64(1)
 			for s := range r.lens {
 				seq = max(seq, s+1)
@@ -398,22 +398,29 @@ func (p *player) step(s Step) error {
 			c.Stop(false)
 		}
 	case "slot":
-		c := p.callers[r.label]
-		if s.Noun == "held" {
-			if how := c.Slot(); how != "" {
-				return fmt.Errorf("it came back: %s", how)
-			}
-			return nil
-		}
-		return p.until(func() (bool, error) {
-			how := c.Slot()
-			if how != "" && s.has("how") && how != "?" && how != s.Vals["how"] {
-				return false, fmt.Errorf("it came back: %s", how)
-			}
-			return how != "", nil
-		})
+		return p.slot(s, p.callers[r.label])
 	}
 	return nil
+}
+
+// slot asks how a call's place came back. Where time is real it is asked for again
+// and again, for nothing tells of it.
+func (p *player) slot(s Step, c Caller) error {
+	for hang := time.Now().Add(Hang); ; <-time.After(10 * time.Millisecond) {
+		how := c.Slot()
+		switch {
+		case s.Noun == "held" && how != "":
+			return fmt.Errorf("it came back: %s", how)
+		case s.Noun == "held":
+			return nil
+		case how != "" && how != "?" && s.has("how") && how != s.Vals["how"]:
+			return fmt.Errorf("it came back: %s", how)
+		case how != "":
+			return nil
+		case time.Now().After(hang):
+			return errors.New("it did not come back")
+		}
+	}
 }
 
 // ---- what is sent ----
@@ -828,10 +835,14 @@ func (p *Providers) setChanged(fn func()) {
 func (p *player) provider(s Step) error {
 	all := p.w.(NodeWorld).Providers()
 	if s.Noun == "idle" {
-		if n := all.open.Load(); n != 0 {
-			return fmt.Errorf("%d requests are at the provider", n)
-		}
-		return nil
+		return p.until(func() (bool, error) {
+			for _, r := range p.runs {
+				if c := all.get(r.id); c != nil && !c.state().gone {
+					return false, nil
+				}
+			}
+			return true, nil
+		})
 	}
 	p.mu.Lock()
 	r, err := p.run(s)
@@ -840,8 +851,14 @@ func (p *player) provider(s Step) error {
 		return err
 	}
 	var c *call
-	if err := p.until(func() (bool, error) { c = all.get(r.id); return c != nil, nil }); err != nil {
+	// A Node need not call its provider before it has the whole body: where the run
+	// was over by then, nobody was called, and nobody has to go.
+	never := func() bool { return s.Noun == "gone" && !p.virtual && r.over }
+	if err := p.until(func() (bool, error) { c = all.get(r.id); return c != nil || never(), nil }); err != nil {
 		return fmt.Errorf("the provider was not called: %w", err)
+	}
+	if c == nil {
+		return nil
 	}
 	times := s.int("times", 1)
 	switch s.Noun {
@@ -868,6 +885,9 @@ func (p *player) provider(s Step) error {
 			return now.eof, nil
 		})
 	case "gone":
+		if !p.virtual { // a server sees its caller's end only once it has read the request
+			c.order(order{what: "drain"})
+		}
 		return p.until(func() (bool, error) { now := c.state(); return now.gone, now.err })
 	}
 	return nil

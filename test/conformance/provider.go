@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/iop-fabric/iop/agent"
 )
@@ -21,7 +20,6 @@ type Providers struct {
 	mu      sync.Mutex
 	calls   map[string]*call
 	changed func()
-	open    atomic.Int64
 }
 
 // call is one request at the provider.
@@ -108,10 +106,8 @@ func (p *Providers) serve(ctx context.Context, query string, r responder) error 
 	}
 	p.calls[run] = c
 	p.mu.Unlock()
-	p.open.Add(1)
 	p.changed()
 	defer func() {
-		p.open.Add(-1)
 		c.mu.Lock()
 		c.gone = true
 		c.mu.Unlock()
@@ -141,6 +137,8 @@ func (p *Providers) serve(ctx context.Context, query string, r responder) error 
 			return errProviderFails
 		case "read":
 			err = c.take(r.request(), o.n, p.changed)
+		case "drain":
+			_, err = io.Copy(io.Discard, r.request())
 		}
 		if err != nil {
 			return err
@@ -239,6 +237,8 @@ type httpResponder struct {
 }
 
 func (h httpResponder) start(status, size int) error {
+	// Else the server reads the request whole before it answers.
+	_ = http.NewResponseController(h.w).EnableFullDuplex() // HTTP/1.1 has it
 	h.w.Header().Set("Content-Type", "text/plain")
 	if size >= 0 {
 		h.w.Header().Set("Content-Length", strconv.Itoa(size))

@@ -1,0 +1,337 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/internal/identity"
+	"github.com/iop-fabric/iop/internal/ioptest"
+	"github.com/iop-fabric/iop/internal/up"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+)
+
+// Every case that needs no virtual time against our Node as it is: its daemon on the
+// real broker, its adapter in front of a server over HTTP.
+//
+// Contract: J1 J2 J3 J6 J8 T3 T6 T7 C1 M3
+func TestNodeOverBroker(t *testing.T) {
+	f := ioptest.Start(t, ioptest.Options{Quiet: true, Broker: func(b *configs.Broker) {
+		b.Members = append(b.Members, member(t, identity.RoleEdge, "player"), member(t, identity.RoleNode, "tested"))
+	}})
+	ca, err := identity.LoadCA(filepath.Join(string(f.Folder), "pki"))
+	must(t, err)
+	cert := func(role identity.Role, name string) *identity.Certificate {
+		c, err := ca.Issue(identity.ID{TrustDomain: identity.DefaultTrustDomain, Edge: "conf", Role: role, Name: name}, nil, time.Hour)
+		must(t, err)
+		return c
+	}
+	key, err := identity.LoadNKey(keyFile(t, "player"))
+	must(t, err)
+	w, err := Connect(t.Context(), Remote{
+		Broker: f.Broker.ClientURL(), Edge: "conf", Cert: cert(identity.RoleEdge, "player"), NKey: key, CA: f.Folder.CA(), Provider: "127.0.0.1:0",
+	})
+	must(t, err)
+	defer w.Close()
+
+	files := t.TempDir()
+	in := func(name string) string { return filepath.Join(files, name) }
+	must(t, cert(identity.RoleNode, "tested").Save(in("node.pem"), in("node.key")))
+	curve, err := identity.NewCurveKey()
+	must(t, err)
+	must(t, curve.Save(in("curve.nk")))
+	n, err := up.NewNode(configs.Node{
+		Name: "tested", Edge: "conf", CurveKey: in("curve.nk"), Reconnect: configs.Reconnect{MaxAttempts: new(0), IntervalSec: new(1)},
+		Broker: configs.Remote{
+			URLs: []string{f.Broker.ClientURL()}, NKey: keyFile(t, "tested"),
+			TLS: configs.TLS{Certificate: in("node.pem"), Key: in("node.key"), CA: f.Folder.CA()},
+		},
+	}, func() []string { return []string{f.Broker.ClientURL()} }, slog.New(slog.NewTextHandler(f.Log, nil)), nil)
+	must(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	defer func() {
+		stop()
+		must(t, <-done)
+	}()
+	must(t, w.Wait())
+	playAll(t, "our Node over the broker", Node, func(*testing.T) World { return w })
+}
+
+// playAll plays every case of a role that real time allows.
+func playAll(t *testing.T, where string, role Role, world func(*testing.T) World) {
+	t.Helper()
+	cases := load(t, func(c *Case) bool { return c.Role == role && c.Short() })
+	good := 0
+	for i := range cases {
+		t.Run(cases[i].ID, func(t *testing.T) {
+			if err := Play(&cases[i], world(t)); err != nil {
+				t.Error(err)
+				return
+			}
+			good++
+		})
+	}
+	tell(where, good, len(cases))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var keyDirs sync.Map // by test: where the keys of its members are
+
+func membersDir(t *testing.T) string {
+	dir, ok := keyDirs.Load(t.Name())
+	if !ok {
+		dir = t.TempDir()
+		keyDirs.Store(t.Name(), dir)
+	}
+	return dir.(string)
+}
+
+func keyFile(t *testing.T, name string) string { return filepath.Join(membersDir(t), name+".nk") }
+
+// member makes the key of a member and says what the broker must know of it.
+func member(t *testing.T, role identity.Role, name string) configs.Member {
+	t.Helper()
+	key, err := identity.NewUserKey()
+	must(t, err)
+	must(t, key.Save(keyFile(t, name)))
+	return configs.Member{Edge: "conf", Role: string(role), Name: name, NKey: key.Public()}
+}
+
+// Every case that needs no virtual time against our Edge as it is: HTTP in, the real
+// broker, and the player as a Node on the other side of it.
+//
+// Contract: J1 J2 J3 J4 J6 J8 T3 T6 T7 M3 V1
+func TestEdgeOverBroker(t *testing.T) {
+	f := ioptest.Start(t, ioptest.Options{
+		Quiet: true, NoWait: true, Nodes: []configs.EdgeNode{{Name: "raw"}},
+		Edge: func(e *configs.Edge) {
+			n := &e.Nodes[1]
+			n.Adapters, n.Providers = e.Nodes[0].Adapters, e.Nodes[0].Providers
+			n.Adapters[0].Capacity = 64
+			e.Nodes[0].Adapters, e.Nodes[0].Providers = nil, nil
+			e.Models.Groups[0].Providers[0].Provider = "raw/m"
+			e.HeartbeatBound = ioptest.Hang // no session ends by being slow
+		},
+	})
+	w := &edgeWorld{f: f, instance: wire.NewToken()}
+	playAll(t, "our Edge over the broker", Edge, func(t *testing.T) World { w.join(t); return w })
+}
+
+// edgeWorld is our Edge behind HTTP.
+type edgeWorld struct {
+	f        *ioptest.Fabric
+	instance string
+	n        *ioptest.RawNode
+
+	mu       sync.Mutex
+	receiver func(v subjects.Verb, run string, data []byte)
+	lost     bool
+}
+
+// join makes the player the Node, in a new session: the rules that a case breaks
+// count against the one it has.
+func (w *edgeWorld) join(t *testing.T) {
+	t.Helper()
+	w.mu.Lock()
+	w.lost = false
+	w.mu.Unlock()
+	if w.n != nil {
+		w.n.Conn.Close()
+	}
+	w.n = w.f.DialRaw("raw", w.instance)
+	if a := w.n.Register(1, nil); !a.GetAccepted() {
+		t.Fatalf("not accepted: %s", a.GetReason())
+	}
+	if a := w.n.Ready(1, "raw"); !a.GetReady() {
+		t.Fatalf("not ready: %s", a.GetReason())
+	}
+	_, err := w.n.Conn.Subscribe(w.n.Session.DownWildcard(), func(m bus.Msg) {
+		msg, err := subjects.ParseDown(m.Subject)
+		if err != nil {
+			return
+		}
+		w.mu.Lock()
+		fn := w.receiver
+		w.lost = w.lost || msg.Verb == subjects.Fence
+		w.mu.Unlock()
+		if fn != nil {
+			fn(msg.Verb, msg.Run, m.Data)
+		}
+	})
+	must(t, err)
+	w.n.Flush()
+}
+
+func (*edgeWorld) Settle()         {}
+func (*edgeWorld) Virtual() bool   { return false }
+func (*edgeWorld) Fence()          {}
+func (*edgeWorld) Connection(bool) {}
+
+func (w *edgeWorld) Publish(_ int, v subjects.Verb, run string, data []byte) error {
+	return w.n.Conn.Publish(w.n.Session.Up(v, run), data)
+}
+
+func (w *edgeWorld) Receive(fn func(v subjects.Verb, run string, data []byte)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.receiver = fn
+}
+
+func (w *edgeWorld) Lost() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost
+}
+
+// httpCaller is a caller of the HTTP surface.
+type httpCaller struct {
+	w      *edgeWorld
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	status  int
+	body    []byte
+	over    bool
+	class   string
+	stopped chan struct{} // closed: it reads
+}
+
+// Call implements EdgeWorld.
+func (w *edgeWorld) Call(_ string, body []byte, _ time.Duration, changed func()) Caller {
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &httpCaller{w: w, cancel: cancel, stopped: make(chan struct{})}
+	close(c.stopped)
+	req := w.f.Request(ctx, http.MethodPost, "/v1/chat/completions", string(body))
+	go func() {
+		c.do(req, changed)
+		c.mu.Lock()
+		c.over = true
+		c.mu.Unlock()
+		changed()
+	}()
+	return c
+}
+
+// classes are the wire's, by the code a caller is told.
+var classes = map[string]wire.Class{
+	"invalid_request": wire.Invalid, "credential_refused": wire.Credential, "provider_error": wire.Provider,
+	"deadline_exceeded": wire.Deadline, "cancelled": wire.Cancelled, "protocol_error": wire.Protocol,
+	"internal_error": wire.Internal, "node_lost": wire.SessionEnded, "provider_unreachable": wire.Unreachable,
+}
+
+func (c *httpCaller) do(req *http.Request, changed func()) {
+	set := func(status int, class string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.status, c.class = status, class
+	}
+	resp, err := c.w.f.Client.Do(req)
+	if err != nil {
+		set(0, string(wire.Cancelled)) // only who leaves has no answer at all
+		return
+	}
+	defer resp.Body.Close()
+	if resp.Header.Get("Content-Type") == "application/json" { // ours: the player's Node says text
+		b, _ := io.ReadAll(resp.Body)
+		var e struct {
+			Error struct{ Code string }
+		}
+		_ = json.Unmarshal(b, &e)
+		set(resp.StatusCode, string(classes[e.Error.Code]))
+		return
+	}
+	set(resp.StatusCode, "")
+	changed()
+	buf := make([]byte, 32<<10)
+	for {
+		c.mu.Lock()
+		read := c.stopped
+		c.mu.Unlock()
+		<-read
+		n, err := resp.Body.Read(buf)
+		c.mu.Lock()
+		c.body = append(c.body, buf[:n]...)
+		if err != nil && err != io.EOF {
+			c.class = "?" // broken off: no byte can tell why
+		}
+		c.mu.Unlock()
+		changed()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (c *httpCaller) State() (status int, body []byte, over bool, class string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status, c.body, c.over, c.class
+}
+
+func (c *httpCaller) Leave() { c.cancel() }
+
+func (c *httpCaller) Stop(stop bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.stopped:
+		if stop {
+			c.stopped = make(chan struct{})
+		}
+	default:
+		if !stop {
+			close(c.stopped)
+		}
+	}
+}
+
+// Slot asks the admin API whether any place is in use.
+func (c *httpCaller) Slot() string {
+	token, err := os.ReadFile(c.w.f.Folder.AdminToken())
+	if err != nil {
+		return err.Error()
+	}
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, c.w.f.Info.AdminURL+"/api/v1/providers", nil)
+	if err != nil {
+		return err.Error()
+	}
+	req.Header.Set("Authorization", "Bearer "+string(bytes.TrimSpace(token)))
+	resp, err := c.w.f.Client.Do(req)
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Providers []struct {
+			InFlight int `json:"in_flight"`
+		} `json:"providers"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return err.Error()
+	}
+	for _, p := range answer.Providers {
+		if p.InFlight > 0 {
+			return ""
+		}
+	}
+	return "?"
+}
