@@ -826,12 +826,6 @@ func (p *player) outcome(s Step) error {
 
 // ---- the provider ----
 
-func (p *Providers) setChanged(fn func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.changed = fn
-}
-
 func (p *player) provider(s Step) error {
 	all := p.w.(NodeWorld).Providers()
 	if s.Noun == "idle" {

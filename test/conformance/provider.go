@@ -20,6 +20,8 @@ type Providers struct {
 	mu      sync.Mutex
 	calls   map[string]*call
 	changed func()
+	stop    chan struct{}  // closed by Close
+	serving sync.WaitGroup // requests
 }
 
 // call is one request at the provider.
@@ -54,7 +56,22 @@ type responder interface {
 var errProviderFails = errors.New("the script says so")
 
 func newProviders(changed func()) *Providers {
-	return &Providers{calls: map[string]*call{}, changed: changed}
+	return &Providers{calls: map[string]*call{}, changed: changed, stop: make(chan struct{})}
+}
+
+// setChanged sets who is told of what happens at the provider.
+func (p *Providers) setChanged(fn func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changed = fn
+}
+
+// told wakes whoever plays now.
+func (p *Providers) told() {
+	p.mu.Lock()
+	changed := p.changed
+	p.mu.Unlock()
+	changed()
 }
 
 func (p *Providers) get(run string) *call {
@@ -101,17 +118,17 @@ func (p *Providers) serve(ctx context.Context, query string, r responder) error 
 		c.err = errors.New("the provider was called twice")
 		c.mu.Unlock()
 		p.mu.Unlock()
-		p.changed()
+		p.told()
 		return errProviderFails
 	}
 	p.calls[run] = c
 	p.mu.Unlock()
-	p.changed()
+	p.told()
 	defer func() {
 		c.mu.Lock()
 		c.gone = true
 		c.mu.Unlock()
-		p.changed()
+		p.told()
 	}()
 	sent := 0
 	for {
@@ -122,6 +139,8 @@ func (p *Providers) serve(ctx context.Context, query string, r responder) error 
 				continue
 			case <-ctx.Done():
 				return context.Cause(ctx)
+			case <-p.stop:
+				return errProviderFails
 			}
 		}
 		var err error
@@ -136,7 +155,7 @@ func (p *Providers) serve(ctx context.Context, query string, r responder) error 
 		case "fail":
 			return errProviderFails
 		case "read":
-			err = c.take(r.request(), o.n, p.changed)
+			err = c.take(r.request(), o.n, p.told)
 		case "drain":
 			_, err = io.Copy(io.Discard, r.request())
 		}
@@ -223,8 +242,16 @@ func (r adapterResponder) request() io.Reader {
 	return r.ex.Body
 }
 
+// close ends what is still there.
+func (p *Providers) close() {
+	close(p.stop)
+	p.serving.Wait()
+}
+
 // ServeHTTP is the provider as a server.
 func (p *Providers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.serving.Add(1)
+	defer p.serving.Done()
 	err := p.serve(r.Context(), r.URL.RawQuery, httpResponder{w, r})
 	if err != nil {
 		panic(http.ErrAbortHandler) // the connection is broken: no end of an answer

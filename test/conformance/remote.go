@@ -77,6 +77,7 @@ func Connect(ctx context.Context, r Remote) (*RemoteNode, error) {
 		conn.Close()
 		n.server.Close()
 		<-served
+		providers.close()
 	}
 	if err := n.subscribe(); err != nil {
 		n.close()

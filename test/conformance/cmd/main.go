@@ -60,8 +60,8 @@ func run() (failed int, err error) {
 		}
 		return 0, nil
 	}
-	for name, value := range map[string]string{"broker": r.Broker, "edge": r.Edge, "ca": r.CA, "cert": *certFile, "key": *keyFile, "nkey": *nkeyFile} {
-		if value == "" {
+	for _, name := range []string{"broker", "edge", "cert", "key", "nkey", "ca"} {
+		if flag.Lookup(name).Value.String() == "" {
 			return 0, fmt.Errorf("-%s is needed (-help lists all flags)", name)
 		}
 	}
