@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, ioptest.IgnoredGoroutines()...) }
 
 // seeds is how many lossy buses every honest case is played over.
-var seeds = flag.Uint64("seeds", 3, "lossy buses per case")
+var seeds = flag.Uint64("seeds", 1, "lossy buses per case")
 
 func load(t *testing.T, which func(*Case) bool) (some []Case) {
 	t.Helper()
