@@ -22,42 +22,82 @@ import (
 	"github.com/iop-fabric/iop/wire"
 )
 
+// members is a broker with two members of an edge name of their own: an Edge, "player",
+// and a Node, "tested".
+type members struct {
+	t   testing.TB
+	f   *ioptest.Fabric
+	ca  *identity.CA
+	dir string
+}
+
+const confEdge = "conf"
+
+func newMembers(t testing.TB) *members {
+	t.Helper()
+	m := &members{t: t, dir: t.TempDir()}
+	member := func(role identity.Role, name string) configs.Member {
+		key, err := identity.NewUserKey()
+		must(t, err)
+		must(t, key.Save(m.file(name+".nk")))
+		return configs.Member{Edge: confEdge, Role: string(role), Name: name, NKey: key.Public()}
+	}
+	m.f = ioptest.Start(t, ioptest.Options{Quiet: true, Broker: func(b *configs.Broker) {
+		b.Members = append(b.Members, member(identity.RoleEdge, "player"), member(identity.RoleNode, "tested"))
+	}})
+	var err error
+	m.ca, err = identity.LoadCA(filepath.Join(string(m.f.Folder), "pki"))
+	must(t, err)
+	return m
+}
+
+func (m *members) file(name string) string { return filepath.Join(m.dir, name) }
+
+func (m *members) cert(role identity.Role, name string) *identity.Certificate {
+	m.t.Helper()
+	c, err := m.ca.Issue(identity.ID{TrustDomain: identity.DefaultTrustDomain, Edge: confEdge, Role: role, Name: name}, nil, time.Hour)
+	must(m.t, err)
+	return c
+}
+
+func (m *members) key(name string) *identity.NKey {
+	m.t.Helper()
+	k, err := identity.LoadNKey(m.file(name + ".nk"))
+	must(m.t, err)
+	return k
+}
+
+// player connects as the Edge.
+func (m *members) player() *RemoteNode {
+	m.t.Helper()
+	w, err := Connect(m.t.Context(), Remote{
+		Broker: m.f.Broker.ClientURL(), Edge: confEdge, Cert: m.cert(identity.RoleEdge, "player"), NKey: m.key("player"),
+		CA: m.f.Folder.CA(), Provider: "127.0.0.1:0",
+	})
+	must(m.t, err)
+	m.t.Cleanup(w.Close)
+	return w
+}
+
 // Every case that needs no virtual time against our Node as it is: its daemon on the
 // real broker, its adapter in front of a server over HTTP.
 //
 // Contract: J1 J2 J3 J6 J8 T3 T6 T7 C1 M3
 func TestNodeOverBroker(t *testing.T) {
-	f := ioptest.Start(t, ioptest.Options{Quiet: true, Broker: func(b *configs.Broker) {
-		b.Members = append(b.Members, member(t, identity.RoleEdge, "player"), member(t, identity.RoleNode, "tested"))
-	}})
-	ca, err := identity.LoadCA(filepath.Join(string(f.Folder), "pki"))
-	must(t, err)
-	cert := func(role identity.Role, name string) *identity.Certificate {
-		c, err := ca.Issue(identity.ID{TrustDomain: identity.DefaultTrustDomain, Edge: "conf", Role: role, Name: name}, nil, time.Hour)
-		must(t, err)
-		return c
-	}
-	key, err := identity.LoadNKey(keyFile(t, "player"))
-	must(t, err)
-	w, err := Connect(t.Context(), Remote{
-		Broker: f.Broker.ClientURL(), Edge: "conf", Cert: cert(identity.RoleEdge, "player"), NKey: key, CA: f.Folder.CA(), Provider: "127.0.0.1:0",
-	})
-	must(t, err)
-	defer w.Close()
-
-	files := t.TempDir()
-	in := func(name string) string { return filepath.Join(files, name) }
-	must(t, cert(identity.RoleNode, "tested").Save(in("node.pem"), in("node.key")))
+	m := newMembers(t)
+	w := m.player()
+	must(t, m.cert(identity.RoleNode, "tested").Save(m.file("node.pem"), m.file("node.key")))
 	curve, err := identity.NewCurveKey()
 	must(t, err)
-	must(t, curve.Save(in("curve.nk")))
+	must(t, curve.Save(m.file("curve.nk")))
+	url := m.f.Broker.ClientURL()
 	n, err := up.NewNode(configs.Node{
-		Name: "tested", Edge: "conf", CurveKey: in("curve.nk"), Reconnect: configs.Reconnect{MaxAttempts: new(0), IntervalSec: new(1)},
+		Name: "tested", Edge: confEdge, CurveKey: m.file("curve.nk"), Reconnect: configs.Reconnect{MaxAttempts: new(0), IntervalSec: new(1)},
 		Broker: configs.Remote{
-			URLs: []string{f.Broker.ClientURL()}, NKey: keyFile(t, "tested"),
-			TLS: configs.TLS{Certificate: in("node.pem"), Key: in("node.key"), CA: f.Folder.CA()},
+			URLs: []string{url}, NKey: m.file("tested.nk"),
+			TLS: configs.TLS{Certificate: m.file("node.pem"), Key: m.file("node.key"), CA: m.f.Folder.CA()},
 		},
-	}, func() []string { return []string{f.Broker.ClientURL()} }, slog.New(slog.NewTextHandler(f.Log, nil)), nil)
+	}, func() []string { return []string{url} }, slog.New(slog.NewTextHandler(m.f.Log, nil)), nil)
 	must(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -92,28 +132,6 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-var keyDirs sync.Map // by test: where the keys of its members are
-
-func membersDir(t *testing.T) string {
-	dir, ok := keyDirs.Load(t.Name())
-	if !ok {
-		dir = t.TempDir()
-		keyDirs.Store(t.Name(), dir)
-	}
-	return dir.(string)
-}
-
-func keyFile(t *testing.T, name string) string { return filepath.Join(membersDir(t), name+".nk") }
-
-// member makes the key of a member and says what the broker must know of it.
-func member(t *testing.T, role identity.Role, name string) configs.Member {
-	t.Helper()
-	key, err := identity.NewUserKey()
-	must(t, err)
-	must(t, key.Save(keyFile(t, name)))
-	return configs.Member{Edge: "conf", Role: string(role), Name: name, NKey: key.Public()}
 }
 
 // Every case that needs no virtual time against our Edge as it is: HTTP in, the real
