@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -79,17 +81,13 @@ func (m *members) player() *RemoteNode {
 	return w
 }
 
-// Every case that needs no virtual time against our Node as it is: its daemon on the
-// real broker, its adapter in front of a server over HTTP.
-//
-// Contract: J1 J2 J3 J6 J8 T3 T6 T7 C1 M3
-func TestNodeOverBroker(t *testing.T) {
-	m := newMembers(t)
-	w := m.player()
-	must(t, m.cert(identity.RoleNode, "tested").Save(m.file("node.pem"), m.file("node.key")))
+// node runs our Node, as it is, until the test ends.
+func (m *members) node() {
+	m.t.Helper()
+	must(m.t, m.cert(identity.RoleNode, "tested").Save(m.file("node.pem"), m.file("node.key")))
 	curve, err := identity.NewCurveKey()
-	must(t, err)
-	must(t, curve.Save(m.file("curve.nk")))
+	must(m.t, err)
+	must(m.t, curve.Save(m.file("curve.nk")))
 	url := m.f.Broker.ClientURL()
 	n, err := up.NewNode(configs.Node{
 		Name: "tested", Edge: confEdge, CurveKey: m.file("curve.nk"), Reconnect: configs.Reconnect{MaxAttempts: new(0), IntervalSec: new(1)},
@@ -98,16 +96,50 @@ func TestNodeOverBroker(t *testing.T) {
 			TLS: configs.TLS{Certificate: m.file("node.pem"), Key: m.file("node.key"), CA: m.f.Folder.CA()},
 		},
 	}, func() []string { return []string{url} }, slog.New(slog.NewTextHandler(m.f.Log, nil)), nil)
-	must(t, err)
+	must(m.t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
-	defer func() {
+	m.t.Cleanup(func() {
 		stop()
-		must(t, <-done)
-	}()
+		if err := <-done; err != nil {
+			m.t.Error(err)
+		}
+	})
+}
+
+// Every case that needs no virtual time against our Node as it is: its daemon on the
+// real broker, its adapter in front of a server over HTTP.
+//
+// Contract: J1 J2 J3 J6 J8 T3 T6 T7 C1 M3
+func TestNodeOverBroker(t *testing.T) {
+	m := newMembers(t)
+	w := m.player()
+	m.node()
 	must(t, w.Wait())
 	playAll(t, "our Node over the broker", Node, func(*testing.T) World { return w })
+}
+
+// The command, as somebody with a Node of their own runs it.
+func TestCommand(t *testing.T) {
+	m := newMembers(t)
+	must(t, m.cert(identity.RoleEdge, "player").Save(m.file("edge.pem"), m.file("edge.key")))
+	m.node()
+	run := func(more ...string) (string, error) {
+		args := append([]string{
+			"run", "./cmd", "-broker", m.f.Broker.ClientURL(), "-edge", confEdge, "-cert", m.file("edge.pem"),
+			"-key", m.file("edge.key"), "-nkey", m.file("player.nk"), "-ca", m.f.Folder.CA(),
+		}, more...)
+		out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput() //nolint:gosec // our own command
+		return string(out), err
+	}
+	out, err := run("-run", "^order-")
+	if err != nil || !strings.Contains(out, "\nok   order-01 ") || !strings.HasSuffix(out, "\nconformance: 4 of 4\n") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if out, err = run("-ca", ""); err == nil || !strings.Contains(out, "conformance: -ca is needed (-help lists all flags)") {
+		t.Fatalf("%v\n%s", err, out)
+	}
 }
 
 // playAll plays every case of a role that real time allows.

@@ -40,7 +40,7 @@ type Case struct {
 // Group is what the case is about.
 func (c *Case) Group() string { return c.ID[:strings.LastIndexByte(c.ID, '-')] }
 
-// Exact: it says messages as they are. One that uses honest words alone must come
+// Exact says that it speaks of messages as they are. One that uses honest words alone must come
 // out the same over a bus that loses, repeats and reorders.
 func (c *Case) Exact() bool {
 	return slices.ContainsFunc(c.Steps, func(s Step) bool { return s.Verb == "send" || s.Verb == "expect" || s.Verb == "again" })

@@ -218,7 +218,7 @@ func (r *run) step(ev tunnel.SendEvent) {
 func (r *run) pump() {
 	for len(r.pending) > 0 && !r.stopped && r.sender != nil {
 		o := r.pending[0]
-		if !o.terminal && !(o.control && r.sender.ControlRoom()) && !r.sender.Room(o.body) {
+		if room := o.terminal || o.control && r.sender.ControlRoom() || r.sender.Room(o.body); !room {
 			break
 		}
 		r.pending = r.pending[1:]
