@@ -3,7 +3,7 @@ package conformance
 import (
 	"bytes"
 	"fmt"
-	"hash/fnv"
+	"hash/maphash"
 	"time"
 
 	"github.com/iop-fabric/iop/subjects"
@@ -52,6 +52,7 @@ type run struct {
 	resetAt time.Time // the first reset since anything was acknowledged
 	known   bool      // as Node: the request came
 	stopped bool
+	checked int // bytes of the caller's that were compared
 }
 
 // message is one that came about a run.
@@ -80,11 +81,9 @@ func newRun(p *player, label, id string) *run {
 	}
 }
 
-func digest(data []byte) uint64 {
-	h := fnv.New64a()
-	h.Write(data)
-	return h.Sum64()
-}
+var digestSeed = maphash.MakeSeed()
+
+func digest(data []byte) uint64 { return maphash.Bytes(digestSeed, data) }
 
 // wrong notes what must not be, the first one.
 func (r *run) wrong(format string, args ...any) {
@@ -299,7 +298,7 @@ func (r *run) offset(seq uint64, n int) (from int) {
 // bodyOf is the body of a frame that the script sends.
 func (r *run) bodyOf(s Step, seq uint64) []byte {
 	n := s.int("len", 0)
-	p := pattern(r.offset(seq, n), n)
+	p := bytes.Clone(pattern(r.offset(seq, n), n))
 	if _, ok := r.lens[seq]; !ok {
 		r.lens[seq] = n
 	}
