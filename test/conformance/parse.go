@@ -71,7 +71,7 @@ var words = map[string]word{
 	"send cancel":    {"", "run= id="},
 	"send ack":       {"", "run= acked= credit= resend reset direction= id="},
 	"send garbage":   {"", "run= verb= hex= times="},
-	"send frame":     {Edge, fieldsOfFrame + " gen= id= times="},
+	"send frame":     {Edge, fieldsOfFrame + " gen= id= times= rising"},
 	"expect frame":   {Node, fieldsOfFrame + " after="},
 	"again frame":    {Node, "run= seq= after="},
 	"expect tunnel":  {Edge, "run= len= body_size= credit= body_follows timeout_sec="},

@@ -529,12 +529,16 @@ func (p *player) send(s Step) error {
 			Acked: s.number("acked", 0), Credit: s.number("credit", 0),
 		}))
 	case "frame":
+		seq := s.number("seq", 0)
 		for range s.int("times", 1) {
-			f, err := r.frame(s, s.number("seq", 0))
+			f, err := r.frame(s, seq)
 			if err != nil {
 				return err
 			}
 			p.publish(s.int("gen", 0), subjects.Frame, r.id, encode(f))
+			if s.Flags["rising"] {
+				seq++
+			}
 		}
 	}
 	return nil
