@@ -727,3 +727,21 @@ func TestLateAcksAreNoOffence(t *testing.T) {
 		}
 	})
 }
+
+// A session is found while its fence takes it away: whoever asks gets one, not the
+// nothing that stands there a moment later.
+//
+// Contract: J8
+func TestSessionIsFoundWhileItIsFenced(t *testing.T) {
+	for range 2000 {
+		seats := seats{byID: map[string]*seat{}}
+		id := subjects.Session{Edge: "e", Node: "n", Gen: 7}
+		seats.session(id)
+		found := make(chan *session)
+		go func() { found <- seats.session(id) }()
+		seats.fence(id.Node, id.Gen)
+		if s := <-found; s == nil || s.id != id {
+			t.Fatalf("found %v", s)
+		}
+	}
+}

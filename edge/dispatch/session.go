@@ -66,8 +66,9 @@ func (t *seats) session(id subjects.Session) *session {
 	t.mu.RLock()
 	st := t.byID[id.Node]
 	if st != nil && st.sess != nil && st.sess.id == id {
+		sess := st.sess // read under the lock: a fence may take it the next moment
 		t.mu.RUnlock()
-		return st.sess
+		return sess
 	}
 	t.mu.RUnlock()
 	t.mu.Lock()
