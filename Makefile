@@ -6,6 +6,7 @@
 # make proto   wire/iopv1 from wire/proto, with the pinned tools
 # make bench   the product beside the bare hop of the harness, interleaved
 # make clients the public Go SDKs through the product, in front of imitated model servers
+# make conformance the stream protocol's cases: in memory, over lossy buses, over the real broker; the largest bodies
 # make compose the compose file brought up for real, streamed through, broken and taken down
 # make churn   streams whose callers leave and whose provider fails, and thousands that wait
 # make netns   hosts in network namespaces of their own, killed and cut off; needs root, ip, iptables
@@ -22,7 +23,7 @@ FUZZTIME ?= 10000x
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: explore mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns leaf-bench generations
+.PHONY: conformance explore mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns leaf-bench generations
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -111,6 +112,12 @@ clients: build
 # A real Ollama with a tiny scripted model behind the product, the Go SDKs as callers.
 ollama: build
 	test/clients/ollama.sh
+
+# docs/protocol.md, "Conformance". make test has it with fewer lossy buses.
+LOSSY ?= 20
+conformance:
+	set -o pipefail; go test ./test/conformance -count 1 -v -timeout 15m -seeds $(LOSSY) | grep -E '^conformance, |^ *--- FAIL|_test.go:|^(ok|FAIL|panic)'
+	go test ./test/e2e -run '^(TestBodySizes|TestCutInvariance)$$' -count 1 -timeout 10m
 
 # What `docker compose up` gives, on a Docker engine that is there.
 compose:

@@ -36,6 +36,27 @@ func (e *fakeEdge) wantStalled(a *answer, text string) {
 	}
 }
 
+// Comments that keep a stream alive are bytes, and any byte is life: nothing else for
+// far longer than the bound, then tokens, and no stall (A07).
+//
+// Contract: W2 T4
+func TestA07CommentsAreLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{exchange: func(_ context.Context, _ agent.Exchange, sink agent.Sink) error {
+			err := sink.Start(200, []agent.Field{{Name: "Content-Type", Value: []byte("text/event-stream")}}, -1)
+			for range 20 {
+				<-time.After(stallBound - tick)
+				err = errors.Join(err, sink.Body([]byte(": keep-alive\n\n")))
+			}
+			return errors.Join(err, sink.Body([]byte("data: x\n\n")))
+		}}).ready()
+		defer r.finish()
+		_, a := r.edge.open(stallIn(stallBound))
+		<-a.ended
+		r.edge.wantClass(a, "END")
+	})
+}
+
 // A provider that falls silent, wherever in its answer, is given up when the bound
 // has passed since its last byte, and its slot is free.
 //

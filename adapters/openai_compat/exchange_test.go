@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,45 @@ func TestA08CutCharacters(t *testing.T) {
 	if err := a.Exchange(t.Context(), post(`{}`), &got); err != nil || got.body() != text {
 		t.Fatalf("got %q, %v", got.body(), err)
 	}
+}
+
+// A stream that a real server gave, characters of several bytes in it, cut at every
+// one of its offsets, and in writes of 1, 2, 3, 7 and 1024 bytes. A line of 40 kB in
+// two writes, as newline-delimited JSON has them (A03), is no other case.
+// Contract: T4
+func TestCutAtEveryOffset(t *testing.T) {
+	all, err := fake.Captures("llama-server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(c fake.Capture) bool { return c.Name == "v1-chat-utf8-stream" })
+	text := all[i].Answer
+	p := fake.New(t)
+	a := newAdapter(t, Options{BaseURL: p.URL})
+	check := func(what, text string, chunks ...string) {
+		steps := []fake.Step{fake.SSEHead()}
+		for _, c := range chunks {
+			steps = append(steps, fake.Chunk(c))
+		}
+		p.Next(append(steps, fake.LastChunk())...)
+		var got answer
+		if err := a.Exchange(t.Context(), post(`{}`), &got); err != nil || got.body() != text {
+			t.Fatalf("%s: got %q, %v", what, got.body(), err)
+		}
+	}
+	for i := 1; i < len(text); i++ {
+		check(fmt.Sprint("cut at ", i), text, text[:i], text[i:])
+	}
+	for _, size := range []int{1, 2, 3, 7, 1024} {
+		var chunks []string
+		for rest := text; rest != ""; {
+			n := min(size, len(rest))
+			chunks, rest = append(chunks, rest[:n]), rest[n:]
+		}
+		check(fmt.Sprint("writes of ", size), text, chunks...)
+	}
+	line := `{"message":{"tool_calls":"` + strings.Repeat("é", 20_000) + "\"}}\n"
+	check("A03", line, line[:20_001], line[20_001:])
 }
 
 // Whatever the body and wherever it is cut, the same bytes arrive, in order.

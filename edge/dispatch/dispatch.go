@@ -200,6 +200,9 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 	}
 	strays := 0
 	for _, e := range msg.Entries {
+		if e.Direction != directionBody { // of a stream we do not send, or a later version's
+			continue
+		}
 		hash := d.table.hash(e.RunId)
 		switch s := d.table.get(e.RunId, hash); {
 		case s == nil:
@@ -233,9 +236,14 @@ func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
 	s.mu.Lock()
 	s.heard = s.heard || !e.Reset_
 	b := &s.body
-	b.pending = true
+	switch {
+	case e.Acked > b.acked:
+		b.resend = e.Resend // what was asked for before has come
+	case e.Acked == b.acked: // one that was overtaken asks for nothing
+		b.resend = b.resend || e.Resend
+	}
+	b.pending, b.reset = true, e.Reset_ // the last word counts
 	b.acked, b.credit = max(b.acked, e.Acked), max(b.credit, e.Credit)
-	b.resend, b.reset = b.resend || e.Resend, e.Reset_ // the last word counts
 	s.mu.Unlock()
 	s.wakeUp()
 }

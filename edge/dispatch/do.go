@@ -201,6 +201,10 @@ func (c *call) upload(v *view) *wire.Error {
 			c.up = nil
 		}
 		if err != nil {
+			if err.Class == wire.Unreachable && v.heard {
+				// It knows the run, so it may have begun it: no other is to be asked (G4).
+				err = wire.Errorf(wire.Protocol, "%s", err.Message)
+			}
 			if err.Class == wire.Protocol {
 				c.d.offend(c.s.sess, breachAck, severe, c.s.run)
 			}

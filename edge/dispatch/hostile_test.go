@@ -524,7 +524,9 @@ func TestIdleStreamIsAtMost4KiB(t *testing.T) {
 	})
 }
 
-// FuzzFrame: whatever a Node sends, nothing panics and the slot comes back.
+// FuzzFrame: whatever bytes a Node sends, nothing panics and the slot comes back.
+//
+// Contract: J8 V1
 func FuzzFrame(f *testing.F) {
 	add := func(fs ...*iopv1.ProviderTunnelFrame) {
 		var b bytes.Buffer

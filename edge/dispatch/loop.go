@@ -273,5 +273,9 @@ func (w *ackWriter) session(sess *session, list []owed) {
 	}
 }
 
-// directionFrame names the direction of the frames that an entry acknowledges.
-const directionFrame = "frame"
+// The directions an entry can be about: the frames that a Node sends, and the
+// request's body, with the request itself, that it receives.
+const (
+	directionFrame = "frame"
+	directionBody  = "body"
+)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/iop-fabric/iop/configs"
 	"github.com/iop-fabric/iop/internal/fakeprovider"
 	"github.com/iop-fabric/iop/internal/ioptest"
 )
@@ -233,24 +234,64 @@ func TestProviderDown(t *testing.T) {
 	}
 }
 
-// Bodies of every size around the limits of one message, both ways, byte for byte.
+// Bodies of every size around the limits of one message and of the broker's, as
+// request and as answer, whole and streamed, byte for byte. The largest goes once each
+// way, and not under the race detector: `make conformance` has it.
 //
 // Contract: J6 T7 T4
 func TestBodySizes(t *testing.T) {
-	f := ioptest.Start(t, ioptest.Options{})
-	for _, size := range []int{1, 60 << 10, 64<<10 - 1, 64 << 10, 64<<10 + 1, 200 << 10, 1<<20 + 1, 10 << 20} {
+	f := ioptest.Start(t, ioptest.Options{Edge: func(e *configs.Edge) { e.Limits.Body = 128 << 20 }})
+	const mib = 1 << 20
+	for _, size := range []int{
+		32, 60 << 10, 64<<10 - 1, 64 << 10, 64<<10 + 1, 200 << 10, 256 << 10, mib - 1, mib, mib + 1, 2 * mib, 10 * mib, 32 * mib,
+	} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			pad := strings.Repeat("0123456789abcdef", size/16+1)[:size]
-			body := `{"model":"m","pad":"` + pad + `"}`
-			f.Provider.Next(append([]fakeprovider.Step{fakeprovider.Head(200, "Content-Type: application/json", fmt.Sprint("Content-Length: ", len(body)))}, fakeprovider.Split(1<<16, body))...)
-			resp, got := f.Do(f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", body))
-			if resp.StatusCode != 200 || got != body {
-				t.Fatalf("status %d, %d bytes back of %d", resp.StatusCode, len(got), len(body))
-			}
-			if r := received(t, f); string(r.Body) != body {
-				t.Fatalf("the provider got %d bytes of %d", len(r.Body), len(body))
-			}
+			body := sized(size)
+			bothWays(t, f, body, body, false)
+			bothWays(t, f, `{"model":"m","stream":true}`, body, true)
 		})
+	}
+	t.Run(fmt.Sprint(100*mib), func(t *testing.T) {
+		if raced {
+			t.Skip("under the race detector it takes half a minute")
+		}
+		body := sized(100 * mib)
+		bothWays(t, f, body, `{"ok":1}`, false)
+		bothWays(t, f, `{"model":"m"}`, body, true)
+	})
+}
+
+// sized is a request's body of exactly so many bytes. What fills it repeats after
+// 65521 bytes, a prime: no two frames of it are alike.
+func sized(n int) string {
+	var unit strings.Builder
+	for i := 0; unit.Len() < 65521; i++ {
+		fmt.Fprintf(&unit, "%x.", i)
+	}
+	const head, tail = `{"model":"m","pad":"`, `"}`
+	pad := strings.Repeat(unit.String()[:65521], n/65521+1)
+	return head + pad[:n-len(head)-len(tail)] + tail
+}
+
+// bothWays makes one call and looks whether both sides got what was sent.
+func bothWays(t *testing.T, f *ioptest.Fabric, request, answer string, streamed bool) {
+	t.Helper()
+	steps := []fakeprovider.Step{fakeprovider.Head(200, "Content-Type: application/json", fmt.Sprint("Content-Length: ", len(answer))), fakeprovider.Split(1<<16, answer)}
+	if streamed {
+		steps = []fakeprovider.Step{fakeprovider.SSEHead()}
+		for rest := answer; rest != ""; {
+			n := min(len(rest), 50_000)
+			steps, rest = append(steps, fakeprovider.Chunk(rest[:n])), rest[n:]
+		}
+		steps = append(steps, fakeprovider.LastChunk())
+	}
+	f.Provider.Next(steps...)
+	resp, got := f.Do(f.Request(t.Context(), http.MethodPost, "/v1/chat/completions", request))
+	if resp.StatusCode != 200 || got != answer {
+		t.Fatalf("status %d, %d bytes back of %d, streamed %v", resp.StatusCode, len(got), len(answer), streamed)
+	}
+	if r := received(t, f); string(r.Body) != request {
+		t.Fatalf("the provider got %d bytes of %d", len(r.Body), len(request))
 	}
 }
 
