@@ -172,7 +172,7 @@ func must(t testing.TB, err error) {
 // Contract: J1 J2 J3 J4 J6 J8 T3 T6 T7 M3 V1
 func TestEdgeOverBroker(t *testing.T) {
 	f := ioptest.Start(t, ioptest.Options{
-		Quiet: true, NoWait: true, Nodes: []configs.EdgeNode{{Name: "raw"}},
+		NoWait: true, Nodes: []configs.EdgeNode{{Name: "raw"}},
 		Edge: func(e *configs.Edge) {
 			n := &e.Nodes[1]
 			n.Adapters, n.Providers = e.Nodes[0].Adapters, e.Nodes[0].Providers
@@ -214,6 +214,8 @@ func (w *edgeWorld) join(t *testing.T) {
 	if a := w.n.Ready(1, "raw"); !a.GetReady() {
 		t.Fatalf("not ready: %s", a.GetReason())
 	}
+	// The answer comes before its effects (R4), and a case may begin with a frame.
+	w.f.Log.AwaitSession(t, "raw", w.n.Session.Gen-1)
 	_, err := w.n.Conn.Subscribe(w.n.Session.DownWildcard(), func(m bus.Msg) {
 		msg, err := subjects.ParseDown(m.Subject)
 		if err != nil {
