@@ -15,6 +15,7 @@ var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before it
 type bodyReader struct {
 	ctx      context.Context //nolint:containedctx // an io.Reader has no other way to be interrupted
 	watch    *watch          // off while a Read waits: it is Edge that owes
+	run      runner
 	consumed func(frame int)
 	more     chan struct{}
 
@@ -27,8 +28,8 @@ type bodyReader struct {
 	closed bool
 }
 
-func newBodyReader(ctx context.Context, w *watch, size int64, consumed func(int)) *bodyReader {
-	return &bodyReader{ctx: ctx, watch: w, left: size, consumed: consumed, more: make(chan struct{}, 1)}
+func newBodyReader(ctx context.Context, w *watch, run runner, size int64, consumed func(int)) *bodyReader {
+	return &bodyReader{ctx: ctx, watch: w, run: run, left: size, consumed: consumed, more: make(chan struct{}, 1)}
 }
 
 // Read implements io.Reader.
@@ -67,12 +68,10 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 func (r *bodyReader) wait() error {
 	r.watch.pause()
 	defer r.watch.resume()
-	select {
-	case <-r.more:
+	if r.run.wait(r.ctx, r.more) {
 		return nil
-	case <-r.ctx.Done():
-		return context.Cause(r.ctx)
 	}
+	return context.Cause(r.ctx)
 }
 
 // deliver appends the next frame. It reports whether the frame was kept, to be

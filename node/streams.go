@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,6 +59,7 @@ type streams struct {
 	id      subjects.Session
 	conn    bus.Conn
 	host    *host
+	run     runner
 	metrics *metrics
 	log     *slog.Logger
 	buffers buffers
@@ -89,9 +91,9 @@ type streams struct {
 	pack    []byte
 }
 
-func newStreams(ctx context.Context, n *Node, id subjects.Session, conn bus.Conn, idle chan<- struct{}) *streams {
+func newStreams(ctx context.Context, h *host, run runner, id subjects.Session, conn bus.Conn, idle chan<- struct{}) *streams {
 	return &streams{
-		id: id, conn: conn, host: n.host, metrics: n.metrics, log: n.log, ctx: ctx,
+		id: id, conn: conn, host: h, run: run, metrics: h.metrics, log: h.log, ctx: ctx,
 		ackTo: id.Up(subjects.Ack, ""), wake: make(chan struct{}, 1), idle: idle,
 		byRun: map[string]*stream{}, finished: newIDs(maxFinished, keepFinished), early: newIDs(maxEarly, keepEarly),
 	}
@@ -118,7 +120,7 @@ func (s *streams) count() int {
 
 // request takes a ProviderTunnelRequest.
 func (s *streams) request(run string, data []byte) {
-	now := time.Now()
+	now := s.run.now()
 	s.mu.Lock()
 	if st := s.byRun[run]; st != nil { // I1: the first is left alone
 		s.mu.Unlock()
@@ -197,12 +199,12 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 		st.deadline = now.Add(time.Duration(t) * time.Second)
 	}
 	if bound := s.host.stallTimeout(req.GetResponseStallTimeoutMs()); bound > 0 {
-		st.watch.set(now, bound)
+		st.watch.set(s.run.now, now, bound)
 		st.lookAt = now.Add(bound)
 	}
 	if req.GetBodyFollows() && req.GetBodySize() <= math.MaxInt64 {
 		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{MaxWindow: s.bodyWindow()})
-		st.body = newBodyReader(ctx, &st.watch, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
+		st.body = newBodyReader(ctx, &st.watch, s.run, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
 	}
@@ -238,7 +240,7 @@ func (s *streams) start(st *stream, u use, req *iopv1.ProviderTunnelRequest) {
 	case len(req.GetBody()) > 0:
 		body, size = bytes.NewReader(req.GetBody()), int64(len(req.GetBody()))
 	}
-	go st.serve(u, req, body, size) // the host counts it: take to leave
+	s.run.start(func() { st.serve(u, req, body, size) }) // the host counts it: take to leave
 	st.post(func(m *mail) { m.again = true })
 }
 
@@ -263,7 +265,7 @@ func (s *streams) cancelRun(run string, data []byte) {
 		s.metrics.dropped[dropMalformed].Inc()
 		return
 	}
-	now := time.Now()
+	now := s.run.now()
 	s.mu.Lock()
 	st := s.byRun[run]
 	if st == nil && !s.finished.has(run, now) {
@@ -387,7 +389,7 @@ func (s *streams) loop() {
 			s.over()
 			return
 		}
-		s.round(time.Now())
+		s.round(s.run.now())
 	}
 }
 
@@ -716,7 +718,7 @@ func (s *streams) ended(st *stream, why *wire.Error) {
 	s.metrics.terminals[class].Inc()
 	if s.log.Enabled(s.ctx, level) {
 		s.log.LogAttrs(s.ctx, level, evTunnel, slog.String(keyRun, st.run), slog.Any(keyClass, class),
-			slog.Duration(keyDuration, time.Since(st.began)))
+			slog.Duration(keyDuration, s.run.now().Sub(st.began)))
 	}
 }
 
@@ -728,6 +730,7 @@ func (s *streams) cutRest() {
 		rest = append(rest, st)
 	}
 	s.mu.Unlock()
+	slices.SortFunc(rest, func(a, b *stream) int { return strings.Compare(a.run, b.run) })
 	for _, st := range rest {
 		st.interrupt(errStopping)
 	}
