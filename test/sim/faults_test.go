@@ -1,0 +1,224 @@
+package sim
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/iop-fabric/iop/internal/history"
+)
+
+// swarm is what one seed may meet: of each kind so many a second, most of them none,
+// so that seeds differ in kind and not only in measure.
+type swarm struct {
+	span   time.Duration // of the faults
+	kinds  [faultKinds]int
+	config float64 // configurations that do not apply
+}
+
+type faultKind uint8
+
+const (
+	faultBurst faultKind = iota // all messages of one path are lost for a moment
+	faultLoss                   // single ones, everywhere
+	faultDup                    // come twice, the second late
+	faultDelay
+	faultPartition // of a Node, both ways
+	faultOneWay
+	faultCrash    // of a Node; its kernel says goodbye
+	faultVanish   // it does not
+	faultDrain    // a Node is stopped
+	faultKick     // a Node's connection is reset
+	faultEdgeDies // kill -9, and a new process
+	faultEdgeAway // its connection, or the server it is at, is gone, and it knows
+	faultEdgeHole // the same in silence
+	faultBroker   // restarts; the generations stay
+	faultKinds
+)
+
+var faultNames = [faultKinds]string{
+	"burst", "loss", "duplicates", "delay", "partition", "one_way", "crash", "vanish", "drain", "kick",
+	"edge_dies", "edge_away", "edge_hole", "broker",
+}
+
+func drawSwarm(r *rand.Rand) (s swarm) {
+	s.span = between(r, time.Second, 10*time.Second)
+	if r.IntN(20) == 0 {
+		return s // a calm one
+	}
+	for k := range s.kinds {
+		if r.IntN(3) == 0 {
+			s.kinds[k] = 1 + r.IntN(4)
+		}
+	}
+	if r.IntN(5) == 0 {
+		s.config = 0.3
+	}
+	return s
+}
+
+// badConfig is the share of configurations that do not apply now.
+func (w *world) badConfig() float64 {
+	if !w.now.Before(w.quietAt) {
+		return 0
+	}
+	return w.swarm.config
+}
+
+// schedule draws when the faults begin and how long they go on.
+func (w *world) schedule() {
+	r := w.fault
+	w.quietAt = epoch.Add(w.swarm.span)
+	nth := 0
+	for k, count := range w.swarm.kinds {
+		kind := faultKind(k) //nolint:gosec // few
+		for range count {
+			nth++
+			at := epoch.Add(between(r, 0, w.swarm.span))
+			heal := w.prepare(kind, at)
+			d := lasts(r, kind)
+			if end := at.Add(d); end.After(w.quietAt) {
+				w.quietAt = end
+			}
+			name := faultNames[kind] + strconv.Itoa(nth)
+			w.at(at, func() {
+				w.event(history.Event{Kind: history.Start, Fault: name})
+				undo := heal()
+				w.after(d, func() {
+					undo()
+					w.event(history.Event{Kind: history.Stop, Fault: name})
+				})
+			})
+		}
+	}
+}
+
+func lasts(r *rand.Rand, kind faultKind) time.Duration {
+	switch kind {
+	case faultBurst:
+		return between(r, time.Millisecond, 400*time.Millisecond)
+	case faultLoss, faultDup, faultDelay:
+		return between(r, 100*time.Millisecond, 4*time.Second)
+	case faultKick:
+		return between(r, 0, 10*time.Millisecond)
+	case faultEdgeAway, faultEdgeHole:
+		if r.IntN(4) > 0 { // what a stream must survive (J5)
+			return between(r, 10*time.Millisecond, heartbeatBound-2*time.Second)
+		}
+	default:
+	}
+	return between(r, 50*time.Millisecond, 8*time.Second)
+}
+
+// prepare draws a fault's details now, and returns what begins it, which returns what
+// ends it.
+func (w *world) prepare(kind faultKind, at time.Time) func() (undo func()) {
+	r := w.fault
+	n := w.nodes[r.IntN(len(w.nodes))]
+	up := r.IntN(2) == 0
+	rate := r.Float64()
+	nothing := func() {}
+	b, e := w.broker, w.edge
+	switch kind {
+	case faultBurst:
+		return func() func() {
+			var hit []*path
+			for _, c := range b.conns {
+				if c.node == n {
+					if up {
+						hit = append(hit, &c.up)
+					} else {
+						hit = append(hit, &c.down)
+					}
+				}
+			}
+			for _, p := range hit {
+				p.lossTill = at.Add(time.Hour)
+			}
+			return func() {
+				for _, p := range hit {
+					p.lossTill = time.Time{}
+				}
+			}
+		}
+	case faultLoss:
+		return func() func() { b.weather.loss = rate * 0.3; return func() { b.weather.loss = 0 } }
+	case faultDup:
+		return func() func() { b.weather.dup = rate * 0.5; return func() { b.weather.dup = 0 } }
+	case faultDelay:
+		return func() func() {
+			was := b.calm
+			b.weather.jitter = time.Duration(rate * float64(400*time.Millisecond))
+			return func() { b.weather.jitter = was.jitter }
+		}
+	case faultPartition, faultOneWay:
+		cutUp, cutDown := true, true
+		if kind == faultOneWay {
+			cutUp, cutDown = up, !up
+		}
+		return func() func() {
+			b.partition(n, cutUp, cutDown)
+			return func() { b.partition(n, false, false) }
+		}
+	case faultCrash, faultVanish:
+		return func() func() {
+			if n.up {
+				n.crash(kind == faultVanish)
+			}
+			return n.restart
+		}
+	case faultDrain:
+		return func() func() {
+			n.stop()
+			return n.comeBack
+		}
+	case faultKick:
+		return func() func() {
+			for _, c := range b.conns {
+				if c.node == n {
+					b.kick(c)
+					break
+				}
+			}
+			return nothing
+		}
+	case faultEdgeDies:
+		return func() func() {
+			if e.up {
+				e.crash()
+			}
+			return func() {
+				if !e.up {
+					e.begin()
+				}
+			}
+		}
+	case faultEdgeAway, faultEdgeHole:
+		return func() func() {
+			if !b.up {
+				return nothing
+			}
+			e.lose(kind == faultEdgeAway)
+			epoch := e.epoch
+			w.after(pingBound, func() {
+				if e.epoch == epoch {
+					e.knows = true
+				}
+			})
+			return e.restore
+		}
+	case faultBroker:
+		return func() func() {
+			if b.up {
+				b.crash()
+			}
+			return func() {
+				if !b.up {
+					b.restart()
+				}
+			}
+		}
+	case faultKinds:
+	}
+	panic("BUG: sim: no such fault")
+}

@@ -1,0 +1,160 @@
+package sim
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/iop-fabric/iop/wire"
+)
+
+// build draws the world: nodes, requests, faults.
+func (w *world) build() {
+	r := w.plan
+	w.broker = newServer(w)
+	for i := range 1 + r.IntN(3) {
+		w.nodes = append(w.nodes, &nodeProc{w: w, name: "n" + strconv.Itoa(i+1), capacity: 1 + r.IntN(3)})
+	}
+	w.edge = newEdge(w)
+	w.swarm = drawSwarm(w.fault)
+	w.schedule()
+	for _, n := range w.nodes {
+		w.after(between(w.sched, 0, 100*time.Millisecond), n.restart)
+	}
+	for range 2 + r.IntN(9) {
+		q := w.drawRequest()
+		at := epoch.Add(between(r, 0, w.swarm.span))
+		if !q.until.IsZero() {
+			q.until = at.Add(q.until.Sub(epoch))
+		}
+		if !q.leaves.IsZero() {
+			q.leaves = at.Add(q.leaves.Sub(epoch))
+		}
+		w.at(at, q.invoke)
+	}
+	w.at(w.quietAt.Add(liveBound), w.probe)
+}
+
+// probe asks every node for something when all should be well (LIVE3).
+func (w *world) probe() {
+	for _, n := range w.nodes {
+		q := w.newRequest()
+		q.model, q.probe = n.name, n.name
+		q.until = w.now.Add(20 * time.Second)
+		q.answer = answer{status: 200, chunks: []int{100, 100}}
+		q.invoke()
+	}
+	w.probed = true
+}
+
+func (w *world) newRequest() *request {
+	q := &request{w: w, n: len(w.requests) + 1}
+	q.id = "q" + strconv.Itoa(q.n)
+	w.requests = append(w.requests, q)
+	return q
+}
+
+// drawRequest draws one; times are from its invocation on, as of the epoch.
+func (w *world) drawRequest() *request {
+	r := w.call
+	q := w.newRequest()
+	q.model = "all"
+	if r.IntN(4) == 0 {
+		q.model = w.nodes[r.IntN(len(w.nodes))].name
+	}
+	switch r.IntN(10) {
+	case 0:
+	case 1:
+		q.body = content[:logUniform(r, wire.MaxBody+1, 1<<20)]
+	default:
+		q.body = content[:logUniform(r, 1, wire.MaxBody)]
+	}
+	q.answer = drawAnswer(r)
+	if r.IntN(4) == 0 {
+		q.until = epoch.Add(between(r, 100*time.Millisecond, 20*time.Second))
+	}
+	if r.IntN(5) == 0 {
+		q.timeout = between(r, time.Second, 10*time.Second)
+	}
+	if r.IntN(6) == 0 {
+		q.leaves = epoch.Add(between(r, 0, 3*time.Second))
+	}
+	if r.IntN(5) == 0 {
+		q.reads = between(r, 100*time.Microsecond, 50*time.Millisecond)
+	}
+	if r.IntN(20) == 0 {
+		q.breaks = 1 + r.IntN(5)
+	}
+	return q
+}
+
+func drawAnswer(r *rand.Rand) (a answer) {
+	a.status = 200
+	if r.IntN(10) == 0 {
+		a.status = 500
+	}
+	if r.IntN(6) == 0 {
+		a.fate = fate(1 + r.IntN(int(fateHangs))) //nolint:gosec // small
+	}
+	a.think = time.Duration(logUniform(r, 1, 1000)) * time.Millisecond
+	most := 400
+	switch r.IntN(20) {
+	case 0: // a few MiB
+		for range logUniform(r, 4, 48) {
+			a.chunks = append(a.chunks, wire.MaxBody-r.IntN(100))
+		}
+	case 1:
+		a.chunks = nil
+	case 2, 3, 4, 5:
+		most = 20_000
+		fallthrough
+	default:
+		for range logUniform(r, 1, 60) {
+			a.chunks = append(a.chunks, logUniform(r, 1, most))
+		}
+		a.pace = time.Duration(logUniform(r, 1, 100)) * time.Millisecond
+	}
+	a.sized = r.IntN(3) == 0
+	if r.IntN(8) == 0 {
+		a.readPace = between(r, 0, 100*time.Millisecond)
+	}
+	a.at = r.IntN(len(a.chunks) + 1)
+	return a
+}
+
+// run lets the world happen until the calm has shown what it must.
+func (w *world) run() {
+	end := w.quietAt.Add(2 * time.Minute)
+	for w.step(end) {
+		if w.probed && w.over() {
+			break
+		}
+	}
+}
+
+// over: nothing is left to wait for.
+func (w *world) over() bool {
+	if len(w.edge.slots) > 0 || len(w.edge.returns) > 0 {
+		return false
+	}
+	for _, q := range w.requests {
+		if q.open {
+			return false
+		}
+	}
+	return true
+}
+
+// close takes the world down.
+func (w *world) close() {
+	for _, n := range w.nodes {
+		if n.tunnels != nil {
+			n.tunnels.End()
+		}
+	}
+	w.quiet = true
+	for _, t := range w.tasks {
+		t.stop()
+	}
+	w.tasks = nil
+}

@@ -1,0 +1,196 @@
+package sim
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/iop-fabric/iop/internal/history"
+)
+
+var (
+	seedFlag  = flag.Uint64("seed", 0, "replay this seed with a full trace")
+	timeFlag  = flag.Duration("sim", 0, "how long to simulate fresh seeds; 0: a few seeds only")
+	firstFlag = flag.Uint64("first", 0, "the first fresh seed; 0: by the clock")
+	wantFlag  = flag.Int64("schedules", 0, "how many schedules are to be reached; half of them or fewer is a failure")
+)
+
+// outcome is what one seed led to.
+type outcome struct {
+	seed     uint64
+	hash     uint64
+	breaches []history.Breach
+	history  history.Counts
+	counts   counts
+	took     time.Duration // simulated
+}
+
+// simulate plays one seed to its end.
+func simulate(seed uint64, trace io.Writer) (o outcome) {
+	w := newWorld(seed, trace)
+	o.seed = seed
+	defer func() {
+		if r := recover(); r != nil {
+			stack := make([]byte, 8192)
+			o.breaches = append(o.breaches, history.Breach{Rule: "PANIC", At: w.now.Sub(epoch), What: fmt.Sprintf("%v\n%s", r, stack[:runtime.Stack(stack, false)])})
+		}
+	}()
+	w.build()
+	w.run()
+	w.event(history.Event{Kind: history.End})
+	w.close()
+	o.hash, o.breaches, o.history, o.counts, o.took = w.hash, w.checker.Breaches(), w.checker.Counts(), w.counts, w.now.Sub(epoch)
+	return o
+}
+
+func report(t *testing.T, o outcome) {
+	t.Helper()
+	var lines []string
+	for _, b := range o.breaches {
+		lines = append(lines, b.String())
+	}
+	t.Errorf("seed %d (make sim SEED=%d shows it):\n%s", o.seed, o.seed, strings.Join(lines, "\n"))
+}
+
+func TestReplay(t *testing.T) {
+	if *seedFlag == 0 {
+		t.Skip("make sim SEED=n")
+	}
+	o := simulate(*seedFlag, os.Stdout)
+	t.Logf("seed %d: hash %x, %v simulated, %+v, %+v", o.seed, o.hash, o.took, o.history, o.counts)
+	if len(o.breaches) > 0 {
+		report(t, o)
+	}
+}
+
+// One seed is one history.
+func TestSameSeedSameHistory(t *testing.T) {
+	for seed := uint64(1); seed <= 40; seed++ {
+		a, b := simulate(seed, nil), simulate(seed, nil)
+		if a.hash != b.hash {
+			t.Errorf("seed %d: %x, then %x", seed, a.hash, b.hash)
+		}
+	}
+}
+
+// The seeds that once showed a fault.
+func TestRegressions(t *testing.T) {
+	text, err := os.ReadFile("testdata/seeds.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		seed, err := strconv.ParseUint(line, 10, 64)
+		if err != nil {
+			t.Fatalf("testdata/seeds.txt: %v", err)
+		}
+		if o := simulate(seed, nil); len(o.breaches) > 0 {
+			report(t, o)
+		}
+	}
+}
+
+// floors is what many schedules must show together, or they show nothing.
+func floors(schedules int64) history.Floors {
+	return history.Floors{
+		OKCalm: 0.6, OKFaulted: 0.2,
+		FaultsHit: schedules, Resent: schedules, Redispatched: schedules / 10, Fences: schedules / 2,
+		FencedSlots: schedules / 10, Stale: schedules / 20, Unknowns: schedules / 20,
+	}
+}
+
+// few is how many seeds the test takes without -sim.
+const few = 300
+
+// Contract: J1 J2 J3 J4 J5 F1 F2 F3 F5 F9 F10 R4 R9 P7 P8 P9 T3 C1 U3
+func TestSimulation(t *testing.T) {
+	first, next := *firstFlag, atomic.Uint64{}
+	if first == 0 && *timeFlag > 0 {
+		first = uint64(time.Now().UnixNano()) //nolint:gosec // any will do
+	}
+	first = max(first, 1)
+	began := time.Now()
+	var (
+		mu        sync.Mutex
+		sum       history.Counts
+		also      counts
+		simulated time.Duration
+		schedules int64
+		failed    int
+		all       sync.WaitGroup
+	)
+	more := func() (seed uint64, ok bool) {
+		n := next.Add(1) - 1
+		if *timeFlag > 0 {
+			return first + n, time.Since(began) < *timeFlag
+		}
+		return first + n, n < few
+	}
+	for range runtime.GOMAXPROCS(0) {
+		all.Go(func() {
+			for {
+				seed, ok := more()
+				if !ok {
+					return
+				}
+				o := simulate(seed, nil)
+				mu.Lock()
+				schedules++
+				sum.Add(o.history)
+				also.steps += o.counts.steps
+				also.messages += o.counts.messages
+				also.lost += o.counts.lost
+				also.duplicated += o.counts.duplicated
+				also.late += o.counts.late
+				simulated += o.took
+				if len(o.breaches) > 0 {
+					if failed++; failed <= 5 {
+						report(t, o)
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(began)
+	t.Logf("%d schedules in %v (%.0f/s), seeds from %d; %v simulated, %d failed\n%s", schedules, took.Round(time.Millisecond),
+		float64(schedules)/took.Seconds(), first, simulated.Round(time.Second), failed, table(sum, also))
+	if *wantFlag > 0 && schedules < *wantFlag/2 {
+		t.Errorf("%d schedules, and half of %d is the least", schedules, *wantFlag)
+	}
+	for _, b := range sum.Void(floors(schedules)) {
+		t.Error(b)
+	}
+}
+
+func table(h history.Counts, c counts) string {
+	var b bytes.Buffer
+	for _, row := range []struct {
+		what string
+		n    int64
+	}{
+		{"steps", c.steps}, {"events", h.Events}, {"messages", c.messages}, {"lost", c.lost}, {"duplicated", c.duplicated}, {"late", c.late},
+		{"faults", h.Faults}, {"faults that met a request", h.FaultsHit}, {"requests", h.Requests}, {"runs", h.Runs},
+		{"dispatched again", h.Redispatched}, {"frames delivered", h.Frames}, {"bytes delivered", h.Bytes}, {"frames sent again", h.Resent},
+		{"sessions", h.Sessions}, {"connected", h.Connected}, {"fences", h.Fences}, {"slots", h.Taken}, {"slots back by a fence", h.FencedSlots},
+		{"cancels unanswered", h.Unanswered}, {"stale messages", h.Stale}, {"ok without faults", h.OKCalm}, {"of", h.EndedCalm},
+		{"ok beside faults", h.OKFaulted}, {"of", h.EndedFaulted}, {"outcomes unknown", h.Unknown},
+	} {
+		fmt.Fprintf(&b, "%12d %s\n", row.n, row.what)
+	}
+	return b.String()
+}
