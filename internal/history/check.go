@@ -44,6 +44,7 @@ type Checker struct {
 	nodes    map[string]*node
 	faults   map[string]int // that go on, by name
 	lastStop int64
+	resumed  int64 // when the Edge went on last
 	ended    bool
 }
 
@@ -191,6 +192,11 @@ func (c *Checker) Add(e Event) {
 		if e.Node != "" {
 			c.node(e.Node).up = true
 		}
+	case Resumed:
+		if e.Node == "" {
+			c.resumed = e.At
+		}
+	case Paused: // what it means shows when the process goes on
 	case Down:
 		c.down(e)
 	case Start:
@@ -298,7 +304,8 @@ func (c *Checker) terminal(e Event) {
 		c.breach("INV1", "%s ends outside of it", e.Req)
 		return
 	}
-	if until := q.invoke.Until; until > 0 && e.At > until+int64(c.opt.Grace) {
+	// An Edge that does not run ends nothing.
+	if until := max(q.invoke.Until, c.resumed); q.invoke.Until > 0 && e.At > until+int64(c.opt.Grace) {
 		c.breach("LIVE2", "%s ends %v after its deadline", e.Req, time.Duration(e.At-until))
 	}
 	q.done = true
@@ -403,6 +410,7 @@ func (c *Checker) down(e Event) {
 		return
 	}
 	// An Edge forgets with its process; what it had is nobody's any more.
+	c.resumed = c.now
 	clear(c.slots)
 	for _, p := range c.places {
 		p.used = 0

@@ -32,6 +32,8 @@ const (
 	Resent    Kind = "resent"    // Run: a frame went out again
 	Up        Kind = "up"        // Node, or Edge where it is empty: the process runs
 	Down      Kind = "down"      // it does not; an Edge's slots and sessions are gone with it
+	Paused    Kind = "paused"    // Node, or Edge: the process does not run
+	Resumed   Kind = "resumed"   // it goes on
 	Start     Kind = "start"     // Fault: it begins
 	Stop      Kind = "stop"      // and ends
 	End       Kind = "end"       // of the history; nothing is open any more
@@ -125,7 +127,7 @@ var known = func() map[Kind]bool {
 	m := map[Kind]bool{}
 	for _, k := range []Kind{
 		Invoke, Dispatch, Sent, Served, Frame, Terminal, Capacity, Take, Release, Alloc,
-		Register, Ready, Connected, Fenced, Stale, Resent, Up, Down, Start, Stop, End,
+		Register, Ready, Connected, Fenced, Stale, Resent, Up, Down, Paused, Resumed, Start, Stop, End,
 	} {
 		m[k] = true
 	}

@@ -119,7 +119,11 @@ func (q *request) invoke() {
 	if !q.leaves.IsZero() {
 		w.at(q.leaves, func() { q.leave(context.Canceled, "gone") })
 	}
-	q.enqueue(0)
+	w.edge.awake(func() {
+		if q.open {
+			q.enqueue(0)
+		}
+	})
 }
 
 func bodySum(b []byte) uint32 {
@@ -157,13 +161,18 @@ func (q *request) granted(x *pool.Effect) {
 	life := q.w.edge.life
 	q.w.after(between(q.w.sched, 0, 300*time.Microsecond), func() {
 		if q.w.edge.life == life && q.grant != nil {
-			q.grant = nil
-			q.dispatch(slot, stall)
+			q.w.edge.awake(func() { q.send(stall) })
 		}
 	})
 }
 
-func (q *request) dispatch(slot pool.Slot, stall time.Duration) {
+// send dispatches what was granted, if the caller is still there.
+func (q *request) send(stall time.Duration) {
+	if q.grant == nil {
+		return
+	}
+	slot := *q.grant
+	q.grant = nil
 	w, e := q.w, q.w.edge
 	q.tries++
 	q.run, q.slot = runID(q.n*10+q.tries), slot
@@ -216,6 +225,10 @@ func (q *request) leave(cause error, why string) {
 		return
 	}
 	e := q.w.edge
+	if e.paused { // it will see
+		e.awake(func() { q.leave(cause, why) })
+		return
+	}
 	switch {
 	case q.waiting != 0:
 		delete(e.waiters, q.waiting)

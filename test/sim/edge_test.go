@@ -37,6 +37,10 @@ type edge struct {
 	returns  []pool.Event
 	slots    map[uint64]pool.Slot
 
+	paused  bool // the process does not run; what comes waits
+	inbox   []func()
+	resumed time.Time // no deadline passes before
+
 	away  bool // the connection is lost
 	knows bool // and the Edge knows
 	epoch int  // counts connections
@@ -78,7 +82,7 @@ func (e *edge) begin() {
 
 // crash ends it: its callers do not know what became of their requests.
 func (e *edge) crash() {
-	e.up = false
+	e.up, e.paused, e.inbox = false, false, nil
 	e.life++
 	e.w.event(history.Event{Kind: history.Down})
 	for _, q := range e.w.requests {
@@ -189,13 +193,19 @@ func (e *edge) restore() {
 	}
 	e.away, e.knows = false, false
 	e.epoch++
-	if e.up {
+	if e.up && !e.paused {
 		e.d.Reconnected()
+	} else if e.paused {
+		e.inbox = append(e.inbox, e.d.Reconnected)
 	}
 }
 
 // receive is onUp.
 func (e *edge) receive(s subjects.Session, m message) {
+	if e.paused {
+		e.inbox = append(e.inbox, func() { e.receive(s, m) })
+		return
+	}
 	if !e.up || e.away {
 		return
 	}
@@ -240,8 +250,33 @@ func (e *edge) onUp(s subjects.Session, m message) {
 
 // fromBroker is onCtl.
 func (e *edge) fromBroker(ev registry.Event) {
-	if e.up {
+	if e.paused {
+		e.inbox = append(e.inbox, func() { e.fromBroker(ev) })
+	} else if e.up {
 		e.stepRegistry(ev)
+	}
+}
+
+// pause stops the process as a signal does. When it goes on, it reads what waited
+// before time passes, and gives what is on its way an interval (edge/loop.go).
+func (e *edge) pause() {
+	if e.up && !e.paused {
+		e.paused = true
+		e.w.event(history.Event{Kind: history.Paused})
+	}
+}
+
+func (e *edge) resume() {
+	if !e.paused {
+		return
+	}
+	e.paused = false
+	e.w.event(history.Event{Kind: history.Resumed})
+	e.resumed = e.w.now.Add(heartbeatInterval)
+	waiting := e.inbox
+	e.inbox = nil
+	for _, do := range waiting {
+		do()
 	}
 }
 
@@ -331,10 +366,13 @@ func (e *edge) applyPool(x *pool.Effect) {
 func (e *edge) slotID(id uint64) uint64 { return uint64(e.life)<<32 | id } //nolint:gosec // a small count
 
 func (e *edge) deadline() (at time.Time) {
-	if !e.up {
+	if !e.up || e.paused {
 		return at
 	}
-	at = earlier(earlier(earlier(e.beatAt, e.reg.Deadline()), e.pool.Deadline()), e.d.Deadline())
+	at = earlier(e.beatAt, e.d.Deadline())
+	if at = earlier(at, e.loopDeadline()); e.w.now.Before(e.resumed) {
+		at = earlier(earlier(e.beatAt, e.d.Deadline()), e.resumed)
+	}
 	for _, q := range e.calls {
 		if !q.busy() {
 			at = earlier(at, q.attempt.Deadline())
@@ -343,16 +381,21 @@ func (e *edge) deadline() (at time.Time) {
 	return at
 }
 
+// loopDeadline is that of the two cores.
+func (e *edge) loopDeadline() time.Time { return earlier(e.reg.Deadline(), e.pool.Deadline()) }
+
 func (e *edge) passDeadlines() {
-	if !e.up {
+	if !e.up || e.paused {
 		return
 	}
 	now := e.w.now
-	if due(now, e.reg.Deadline()) {
-		e.stepRegistry(registry.DeadlinePassed{})
-	}
-	if due(now, e.pool.Deadline()) {
-		e.stepPool(pool.DeadlinePassed())
+	if !now.Before(e.resumed) {
+		if due(now, e.reg.Deadline()) {
+			e.stepRegistry(registry.DeadlinePassed{})
+		}
+		if due(now, e.pool.Deadline()) {
+			e.stepPool(pool.DeadlinePassed())
+		}
 	}
 	if due(now, e.beatAt) {
 		e.beatAt = now.Add(heartbeatInterval)
@@ -366,7 +409,7 @@ func (e *edge) passDeadlines() {
 
 // settle runs what was woken, and reports whether anything was.
 func (e *edge) settle() (any bool) {
-	if !e.up {
+	if !e.up || e.paused {
 		return false
 	}
 	for len(e.returns) > 0 {
@@ -391,4 +434,13 @@ func (e *edge) settle() (any bool) {
 		}
 	}
 	return any
+}
+
+// awake runs do once the process runs.
+func (e *edge) awake(do func()) {
+	if e.paused {
+		e.inbox = append(e.inbox, do)
+	} else {
+		do()
+	}
 }

@@ -33,12 +33,14 @@ const (
 	faultEdgeAway // its connection, or the server it is at, is gone, and it knows
 	faultEdgeHole // the same in silence
 	faultBroker   // restarts; the generations stay
+	faultPause    // a Node's process is stopped by a signal, and goes on
+	faultEdgeStop // the Edge's
 	faultKinds
 )
 
 var faultNames = [faultKinds]string{
 	"burst", "loss", "duplicates", "delay", "partition", "one_way", "crash", "vanish", "drain", "kick",
-	"edge_dies", "edge_away", "edge_hole", "broker",
+	"edge_dies", "edge_away", "edge_hole", "broker", "pause", "edge_pause",
 }
 
 func drawSwarm(r *rand.Rand) (s swarm) {
@@ -218,6 +220,10 @@ func (w *world) prepare(kind faultKind, at time.Time) func() (undo func()) {
 				}
 			}
 		}
+	case faultPause:
+		return func() func() { n.pause(); return n.resume }
+	case faultEdgeStop:
+		return func() func() { e.pause(); return e.resume }
 	case faultKinds:
 	}
 	panic("BUG: sim: no such fault")

@@ -211,7 +211,11 @@ func (c *nodeConn) toNode(m message) {
 
 // tellNobody is the server's hint that nobody reads what is sent about a run.
 func (b *server) tellNobody(run string) {
-	b.ctl.send(0, func() { b.w.edge.d.NoResponders(run) })
+	b.ctl.send(0, func() {
+		if e := b.w.edge; e.up && !e.paused {
+			e.d.NoResponders(run)
+		}
+	})
 }
 
 func newServer(w *world) *server {

@@ -40,6 +40,8 @@ type nodeProc struct {
 	sent     map[frameID]bool
 
 	cutUp, cutDown bool // partitioned
+	paused         bool // the process does not run; what comes waits
+	inbox          []func()
 	vanished       bool // its end is not seen: the host is gone
 }
 
@@ -72,7 +74,7 @@ func (n *nodeProc) begin() {
 
 // crash ends the process; unseen: nobody closes its connection.
 func (n *nodeProc) crash(unseen bool) {
-	n.up, n.vanished = false, unseen
+	n.up, n.vanished, n.paused, n.inbox = false, unseen, false, nil
 	n.life++
 	n.w.event(history.Event{Kind: history.Down, Node: n.name})
 	if n.conn != nil {
@@ -159,15 +161,16 @@ func (n *nodeProc) dial() {
 		switch {
 		case n.life != life:
 			return
+		case n.paused: // the dial is given up by its peer
+			n.inbox = append(n.inbox, func() { n.step(session.Event{Kind: session.DialFailed, Reason: session.Unreachable}) })
+			return
 		case n.cutUp || n.cutDown || !w.broker.up:
 			wait := between(w.net, 0, 10*time.Millisecond) // refused
 			if w.broker.up {
 				wait = between(w.net, time.Second, 3*time.Second) // swallowed
 			}
 			w.after(wait, func() {
-				if n.life == life {
-					n.step(session.Event{Kind: session.DialFailed, Reason: session.Unreachable})
-				}
+				n.awake(life, func() { n.step(session.Event{Kind: session.DialFailed, Reason: session.Unreachable}) })
 			})
 			return
 		}
@@ -181,13 +184,42 @@ func (n *nodeProc) dial() {
 				c.Close()
 				return
 			}
-			n.conn, n.tunnels = c, n.driven.Open(c.id, tap{c, n})
-			n.step(session.Event{Kind: session.Connected, Gen: c.id.Gen})
-			if !c.open {
-				n.lost(c)
-			}
+			n.awake(life, func() {
+				n.conn, n.tunnels = c, n.driven.Open(c.id, tap{c, n})
+				n.step(session.Event{Kind: session.Connected, Gen: c.id.Gen})
+				if !c.open {
+					n.lost(c)
+				}
+			})
 		})
 	})
+}
+
+// awake runs do in this life of the process, once it runs.
+func (n *nodeProc) awake(life int, do func()) {
+	switch {
+	case n.life != life:
+	case n.paused:
+		n.inbox = append(n.inbox, func() { n.awake(life, do) })
+	default:
+		do()
+	}
+}
+
+// pause stops the process as a signal does, and resume lets it go on: what waits for
+// it is read before, or after, it looks at the clock.
+func (n *nodeProc) pause() { n.paused = true }
+
+func (n *nodeProc) resume() {
+	n.paused = false
+	if n.w.sched.IntN(2) == 0 {
+		n.passDeadlines()
+	}
+	waiting := n.inbox
+	n.inbox = nil
+	for _, do := range waiting {
+		do()
+	}
 }
 
 // tap sees what the tunnels publish: which frames go out again.
@@ -213,6 +245,10 @@ func (t tap) Publish(subject string, data []byte) error {
 
 // lost is the end of the connection, from outside.
 func (n *nodeProc) lost(c *nodeConn) {
+	if n.paused {
+		n.inbox = append(n.inbox, func() { n.lost(c) })
+		return
+	}
 	if n.conn == c {
 		n.step(session.Event{Kind: session.ConnectionLost, Gen: c.id.Gen})
 	}
@@ -220,9 +256,14 @@ func (n *nodeProc) lost(c *nodeConn) {
 
 // receive takes a message of the connection's subscription.
 func (n *nodeProc) receive(c *nodeConn, m message) {
+	if n.paused {
+		n.inbox = append(n.inbox, func() { n.receive(c, m) })
+		return
+	}
 	if n.conn != c || !n.up {
 		return
 	}
+	n.w.starting = n
 	if !n.tunnels.Receive(subjects.Message{Session: c.id, Verb: m.verb, Run: m.run}, m.data) {
 		m.toNode.Gen = c.id.Gen
 		n.step(m.toNode)
@@ -231,13 +272,13 @@ func (n *nodeProc) receive(c *nodeConn, m message) {
 
 // stop is a local shutdown.
 func (n *nodeProc) stop() {
-	if n.up {
+	if n.up && !n.paused {
 		n.step(session.Event{Kind: session.StopAsked})
 	}
 }
 
 func (n *nodeProc) deadline() (at time.Time) {
-	if !n.up {
+	if !n.up || n.paused {
 		return at
 	}
 	at = n.core.Deadline()
@@ -248,15 +289,16 @@ func (n *nodeProc) deadline() (at time.Time) {
 }
 
 func (n *nodeProc) passDeadlines() {
-	if n.up && due(n.w.now, n.core.Deadline()) {
+	if n.up && !n.paused && due(n.w.now, n.core.Deadline()) {
 		n.step(session.Event{Kind: session.DeadlinePassed})
 	}
 }
 
 func (n *nodeProc) settle() (any bool) {
-	for n.up && n.tunnels != nil && (n.tunnels.Woken() || due(n.w.now, n.tunnels.Deadline())) {
+	for n.up && !n.paused && n.tunnels != nil && (n.tunnels.Woken() || due(n.w.now, n.tunnels.Deadline())) {
 		any = true
 		gen := n.conn.id.Gen
+		n.w.starting = n
 		if n.tunnels.Round() {
 			n.step(session.Event{Kind: session.Idle, Gen: gen})
 		}

@@ -21,7 +21,10 @@ func (w *world) build() {
 	for _, n := range w.nodes {
 		w.after(between(w.sched, 0, 100*time.Millisecond), n.restart)
 	}
-	for range 2 + r.IntN(9) {
+	if r.IntN(3) == 0 {
+		w.lazy = 0.2 * r.Float64()
+	}
+	for range 2 + r.IntN(24) {
 		q := w.drawRequest()
 		at := epoch.Add(between(r, 0, w.swarm.span))
 		if !q.until.IsZero() {

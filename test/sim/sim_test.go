@@ -108,7 +108,7 @@ func floors(schedules int64) history.Floors {
 	return history.Floors{
 		OKCalm: 0.6, OKFaulted: 0.2,
 		FaultsHit: schedules, Resent: schedules, Redispatched: schedules / 10, Fences: schedules / 2,
-		FencedSlots: schedules / 10, Stale: schedules / 20, Unknowns: schedules / 20,
+		FencedSlots: schedules / 10, Stale: schedules / 100, Unknowns: schedules / 20,
 	}
 }
 

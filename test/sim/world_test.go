@@ -37,12 +37,15 @@ type world struct {
 	attempts map[string]*request // by run id
 	tasks    []*task
 	current  *task
+	starting *nodeProc // whose message or round begins exchanges
 
 	checker *history.Checker
 	hash    uint64
 	trace   io.Writer // nil: none
 
 	swarm   swarm
+	resting bool      // something was skipped
+	lazy    float64   // how often a part that was woken does not run at once
 	quietAt time.Time // the last fault is over
 	probed  bool
 	quiet   bool // nothing is recorded any more
@@ -98,6 +101,7 @@ func (w *world) Now() time.Time { return w.now }
 
 // task is an exchange: a coroutine that runs until it has to wait.
 type task struct {
+	node   *nodeProc
 	resume func() (struct{}, bool)
 	stop   func()
 	yield  func(struct{}) bool
@@ -106,7 +110,7 @@ type task struct {
 
 // Start implements node.Runner.
 func (w *world) Start(exchange func()) {
-	t := &task{ready: func() bool { return true }}
+	t := &task{node: w.starting, ready: func() bool { return true }}
 	t.resume, t.stop = iter.Pull(func(yield func(struct{}) bool) {
 		t.yield = yield
 		exchange()
@@ -148,7 +152,7 @@ func (w *world) sleep(ctx context.Context, d time.Duration, stubborn bool) error
 func (w *world) runTasks() (any bool) {
 	for i := 0; i < len(w.tasks); i++ {
 		t := w.tasks[i]
-		if !t.ready() {
+		if t.node.paused || !t.ready() {
 			continue
 		}
 		any = true
@@ -277,11 +281,27 @@ func (w *world) passDeadlines() {
 // settle lets all that was woken run until everything waits.
 func (w *world) settle() {
 	for i := 0; ; i++ {
-		any := w.edge.settle()
-		for _, n := range w.nodes {
-			any = n.settle() || any
+		any := false
+		parts := len(w.nodes) + 2
+		from := w.sched.IntN(parts) // who runs first is the scheduler's affair
+		for k := range parts {
+			// And who runs soon: what is skipped runs at the next event, or a little later.
+			if w.lazy > 0 && i == 0 && chance(w.sched, w.lazy) {
+				if !w.resting {
+					w.resting = true
+					w.after(between(w.sched, 0, 3*time.Millisecond), func() { w.resting = false })
+				}
+				continue
+			}
+			switch part := (from + k) % parts; part {
+			case 0:
+				any = w.edge.settle() || any
+			case 1:
+				any = w.runTasks() || any
+			default:
+				any = w.nodes[part-2].settle() || any
+			}
 		}
-		any = w.runTasks() || any
 		if !any {
 			return
 		}

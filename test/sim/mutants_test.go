@@ -1,0 +1,206 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var mutantsFlag = flag.Bool("mutants", false, "run the mutants of the code that is simulated: make sim-mutants")
+
+// mutant is a small wrong variant of code that callers get: patch is pairs of what
+// stands there and what is put in its place; rule is what it must be found to break.
+type mutant struct {
+	name  string
+	file  string
+	rule  string
+	patch []string
+}
+
+var mutants = []mutant{
+	{
+		name: "a slot whose caller left is not given back", file: "edge/dispatch/life.go", rule: "INV3",
+		patch: []string{"return orders{give: how, remove: true, over: true}", "return orders{remove: true, over: true}"},
+	},
+	{
+		name: "a request that was lost is not sent again", file: "edge/dispatch/do.go", rule: "LIVE2",
+		patch: []string{"	if c.request == nil {\n", "	if c.request == nil || c.repeat > 0 {\n"},
+	},
+	{
+		name: "the bound of an unanswered cancel never passes", file: "edge/dispatch/loop.go", rule: "INV3",
+		patch: []string{"if !all && now.Before(b.due) {", "if !all {"},
+	},
+	{
+		name: "a fence leaves the attempts open", file: "edge/dispatch/dispatch.go", rule: "LIVE2",
+		patch: []string{"if s := d.table.slot(slot.ID); s != nil {", "if s := d.table.slot(slot.ID); s != nil && s.heard {"},
+	},
+	{
+		name: "a slot that was fenced in its caller's hands is used", file: "edge/dispatch/dispatch.go", rule: "LIVE2",
+		patch: []string{"if d.seats.fenced(a.Slot.Node, a.Slot.Gen) {", "if false {"},
+	},
+	{
+		name: "a frame is dropped after a reconnect", file: "edge/dispatch/stream.go", rule: "INV2",
+		patch: []string{"	if v.cut = s.life.cut; v.cut == nil {\n		v.f = s.pop()", "	if v.cut = s.life.cut; v.cut == nil {\n		if v.f = s.pop(); v.f != nil && s.again {\n			v.f = s.pop()\n		}"},
+	},
+	{
+		name: "the last frame throws away what waits", file: "edge/dispatch/stream.go", rule: "INV2",
+		patch: []string{"	s.mu.Lock()\n	s.push(f)\n	s.mu.Unlock()", "	s.mu.Lock()\n	s.head, s.inbox = 0, nil\n	s.push(f)\n	s.mu.Unlock()"},
+	},
+	{
+		name: "a body is read twice where the request came twice", file: "edge/dispatch/upload.go", rule: "INV2",
+		patch: []string{"		u.left -= int64(n)\n", "		u.left -= int64(n)\n		if v.reconnect && u.left > 0 {\n			u.left--\n			_, _ = u.body.Read(make([]byte, 1))\n		}\n"},
+	},
+	{
+		name: "a late copy of a finished request runs again", file: "node/streams.go", rule: "INV2",
+		patch: []string{"case s.finished.has(run, now):", "case false:"},
+	},
+	{
+		name: "a copy of a running request runs too", file: "node/streams.go", rule: "INV2",
+		patch: []string{"if st := s.byRun[run]; st != nil { // I1", "if st := s.byRun[run]; st != nil && st.answered { // I1"},
+	},
+	{
+		name: "nobody looks whether a provider stalls", file: "node/watch.go", rule: "LIVE2",
+		patch: []string{"	return next, due(now, next)\n", "	return now.Add(w.bound), false\n"},
+	},
+	{
+		name: "work is taken after the session's end", file: "node/streams.go", rule: "INV",
+		patch: []string{"case s.door == doorShut || s.door == doorOver:", "case s.door == doorShut:"},
+	},
+	{
+		name: "what was not acknowledged is not sent again", file: "tunnel/step.go", rule: "LIVE2",
+		patch: []string{"	s.rto = min(2*s.rto, s.cfg.MaxRTO)\n	return s.rewind(now, out)", "	s.resendAt = now.Add(s.cfg.MaxRTO)\n	return out"},
+	},
+	{
+		name: "a gap of one is delivered", file: "tunnel/step.go", rule: "INV2",
+		patch: []string{"case ev.Seq > r.next: // a gap", "case ev.Seq > r.next+1: // a gap"},
+	},
+	{
+		name: "a lost grant stops the stream", file: "tunnel/state.go", rule: "LIVE2",
+		patch: []string{"return s.state == open && s.n == 0 && s.acked > 0 && s.offered+MaxCost > s.credit", "return false"},
+	},
+	{
+		name: "one more than the capacity", file: "edge/pool/state.go", rule: "INV4",
+		patch: []string{"	h.count(+1)\n	v.places.last", "	if p.lastSlot%8 != 0 {\n		h.count(+1)\n	}\n	v.places.last"},
+	},
+	{
+		name: "who is not the owner is not told", file: "edge/registry/step.go", rule: "LIVE1",
+		patch: []string{"	return r.fence(now, name, gen, why, out)\n}\n\nfunc (r *Registry) fence", "	return out\n}\n\nfunc (r *Registry) fence"},
+	},
+	{
+		name: "an older session takes the node back", file: "edge/registry/step.go", rule: "INV5",
+		patch: []string{"if n := r.nodes[name]; n != nil && n.gen == gen {\n		return n", "if n := r.nodes[name]; n != nil && n.gen >= gen {\n		return n"},
+	},
+	{
+		name: "a superseded session's slots are not taken back", file: "edge/registry/step.go", rule: "INV5",
+		patch: []string{"	if wasReady {\n", "	if wasReady && why != Superseded {\n"},
+	},
+	{
+		name: "a silent Edge is not noticed", file: "node/session/step.go", rule: "LIVE",
+		patch: []string{"			return c.end(now, Silent, ev.Rand, out)", "			c.heard = now"},
+	},
+	{
+		name: "a dead session holds its name for ever", file: "broker/live.go", rule: "LIVE1",
+		patch: []string{"!s.evicted && now.Sub(s.heard) < l.bound {", "!s.evicted {"},
+	},
+}
+
+// overlay writes the mutant's source, and the file that has go test use it.
+func (m *mutant) overlay(t *testing.T) string {
+	source, err := filepath.Abs(filepath.Join("..", "..", filepath.FromSlash(m.file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(m.patch); i += 2 {
+		if n := bytes.Count(text, []byte(m.patch[i])); n != 1 {
+			t.Fatalf("%s has this %d times, and should once:\n%s", m.file, n, m.patch[i])
+		}
+		text = bytes.Replace(text, []byte(m.patch[i]), []byte(m.patch[i+1]), 1)
+	}
+	dir := t.TempDir()
+	patched, list := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {source: patched}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string][]byte{patched: text, list: overlay} {
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return list
+}
+
+// Every mutant still fits the source it changes.
+func TestMutantsApply(t *testing.T) {
+	for _, m := range mutants {
+		m.overlay(t)
+	}
+}
+
+var ruleBroken = regexp.MustCompile(`(?m)^\s+((?:INV|LIVE)\d|PANIC|VOID) at [^:]*: (.*)$`)
+
+// Each mutant must be found by the rule it breaks, within the seeds of TestSimulation.
+func TestMutants(t *testing.T) {
+	if !*mutantsFlag {
+		t.Skip("make sim-mutants")
+	}
+	var (
+		mu    sync.Mutex
+		began = time.Now()
+		table []string
+	)
+	t.Run("all", func(t *testing.T) {
+		for _, m := range mutants {
+			t.Run(strings.ReplaceAll(m.name, " ", "_"), func(t *testing.T) {
+				t.Parallel()
+				rules := m.run(t)
+				mu.Lock()
+				defer mu.Unlock()
+				table = append(table, fmt.Sprintf("%-60s %s", m.name, strings.Join(rules, "; ")))
+				if !slices.ContainsFunc(rules, func(r string) bool { return strings.HasPrefix(r, m.rule) }) {
+					t.Errorf("%s is not found broken", m.rule)
+				}
+			})
+		}
+	})
+	slices.Sort(table)
+	t.Logf("%d mutants in %v:\n%s", len(table), time.Since(began).Round(time.Second), strings.Join(table, "\n"))
+}
+
+// run simulates the mutant, and returns the rules it breaks, with their first breach.
+func (m *mutant) run(t *testing.T) (rules []string) {
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", m.overlay(t), "-vet=off", "-count=1", "-timeout=120s", "-run", "^TestSimulation$", ".")
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if bytes.Contains(out, []byte("[build failed]")) || bytes.Contains(out, []byte("[setup failed]")) {
+		t.Fatalf("it does not compile:\n%s", out)
+	}
+	seen := map[string]bool{}
+	for _, b := range ruleBroken.FindAllStringSubmatch(string(out), -1) {
+		if rule := b[1]; !seen[rule] {
+			seen[rule] = true
+			rules = append(rules, rule+" ("+b[2][:min(len(b[2]), 60)]+")")
+		}
+	}
+	if len(rules) == 0 {
+		t.Logf("%s", out[:min(len(out), 2000)])
+	}
+	return rules
+}
