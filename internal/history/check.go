@@ -15,6 +15,11 @@ type Options struct {
 	// Partial histories know requests and streams alone: a caller's and a provider's
 	// view of real runs. Nothing is asked of nodes, and slots are not followed.
 	Partial bool
+	// Never are classes that no attempt ends with where every part is honest (J8).
+	Never []string
+	// Stubborn: there are providers that do not return when they are cancelled, so a
+	// Node may have no place where Edge has (W9).
+	Stubborn bool
 }
 
 // Breach is a rule broken.
@@ -25,6 +30,9 @@ type Breach struct {
 }
 
 func (b Breach) String() string { return fmt.Sprintf("%s at %v: %s", b.Rule, b.At, b.What) }
+
+// capacityClass is what a Node says that has no place (P3).
+const capacityClass = "capacity"
 
 // maxBreaches bounds what is kept: the first says most.
 const maxBreaches = 16
@@ -103,6 +111,9 @@ func NewChecker(opt Options) *Checker {
 	}
 }
 
+// Stubborn changes the option of this name.
+func (c *Checker) Stubborn(on bool) { c.opt.Stubborn = on }
+
 // Breaches are the rules broken so far, the first ones.
 func (c *Checker) Breaches() []Breach { return c.breaches }
 
@@ -148,11 +159,14 @@ func (c *Checker) Add(e Event) {
 			c.breach("INV1", "run %s was served twice", e.Run)
 		}
 		r.served, r.end = true, e
-		if r.over {
-			delete(c.runs, e.Run)
-		}
 	case Frame:
 		c.frame(e)
+	case Ended:
+		// A place that a cancel's bound gave back may still be in use at the Node.
+		full := e.Class == capacityClass && !c.opt.Stubborn && c.counts.Unanswered == 0
+		if full || slices.Contains(c.opt.Never, e.Class) {
+			c.breach("CLASS", "run %s of %s ends as %s", e.Run, e.Req, e.Class)
+		}
 	case Terminal:
 		c.terminal(e)
 	case Capacity:
@@ -215,6 +229,9 @@ func (c *Checker) invoke(e Event) {
 	}
 	c.counts.Requests++
 	q := &request{invoke: e, faulted: len(c.faults) > 0}
+	if c.opt.Partial {
+		q.attempt = e.Req // its run, until somebody names one
+	}
 	c.requests[e.Req], c.open[e.Req] = q, q
 }
 
@@ -264,9 +281,6 @@ func (c *Checker) sent(e Event) {
 func (c *Checker) forget(id string) {
 	if r := c.runs[id]; r != nil {
 		r.over, r.sent = true, nil
-		if r.served {
-			delete(c.runs, id)
-		}
 	}
 }
 

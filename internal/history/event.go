@@ -20,6 +20,7 @@ const (
 	Served    Kind = "served"    // Run; Seq, N: parts and bytes in all; Read: how much of the body was read, Sum
 	Frame     Kind = "frame"     // Req, Run; Seq, N, Sum: a part, at the caller
 	Terminal  Kind = "terminal"  // Req; Outcome, Class
+	Ended     Kind = "ended"     // Req, Run; Class: an attempt, at Edge; no class: the answer is complete
 	Capacity  Kind = "capacity"  // Provider, N
 	Take      Kind = "take"      // Slot, Provider, Node, Gen
 	Release   Kind = "release"   // Slot, Gen, How
@@ -126,7 +127,7 @@ func Read(r io.Reader, fn func(Event)) error {
 var known = func() map[Kind]bool {
 	m := map[Kind]bool{}
 	for _, k := range []Kind{
-		Invoke, Dispatch, Sent, Served, Frame, Terminal, Capacity, Take, Release, Alloc,
+		Invoke, Dispatch, Sent, Served, Frame, Ended, Terminal, Capacity, Take, Release, Alloc,
 		Register, Ready, Connected, Fenced, Stale, Resent, Up, Down, Paused, Resumed, Start, Stop, End,
 	} {
 		m[k] = true

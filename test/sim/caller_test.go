@@ -159,7 +159,11 @@ func (q *request) granted(x *pool.Effect) {
 	q.waiting, q.grant = 0, &slot
 	stall := x.StallTimeout
 	life := q.w.edge.life
-	q.w.after(between(q.w.sched, 0, 300*time.Microsecond), func() {
+	most := 300 * time.Microsecond
+	if q.w.lazy > 0 {
+		most = 100 * time.Millisecond
+	}
+	q.w.after(between(q.w.sched, 0, most), func() {
 		if q.w.edge.life == life && q.grant != nil {
 			q.w.edge.awake(func() { q.send(stall) })
 		}
@@ -201,6 +205,7 @@ func (q *request) judge() bool {
 	w, e := q.w, q.w.edge
 	q.attempt = nil
 	e.calls = slices.DeleteFunc(e.calls, func(o *request) bool { return o == q })
+	q.w.event(history.Event{Kind: history.Ended, Req: q.id, Run: q.run, Class: q.class(res.Err)})
 	if !q.open {
 		return true
 	}
@@ -217,6 +222,18 @@ func (q *request) judge() bool {
 	q.avoid = append(q.avoid, q.slot.Provider)
 	q.enqueue(30 * time.Second)
 	return true
+}
+
+// class is an attempt's; a panic that was planned is not the product's.
+func (q *request) class(err *wire.Error) string {
+	switch {
+	case err == nil:
+		return ""
+	case err.Class == wire.Internal && q.answer.fate == fatePanics:
+		return "panicked"
+	default:
+		return string(err.Class)
+	}
 }
 
 // leave is the end of the caller's context.

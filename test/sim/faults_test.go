@@ -118,7 +118,7 @@ func (w *world) prepare(kind faultKind, at time.Time) func() (undo func()) {
 	r := w.fault
 	n := w.nodes[r.IntN(len(w.nodes))]
 	up := r.IntN(2) == 0
-	rate := r.Float64()
+	rate, late := r.Float64(), 0.1*r.Float64()
 	nothing := func() {}
 	b, e := w.broker, w.edge
 	switch kind {
@@ -149,9 +149,9 @@ func (w *world) prepare(kind faultKind, at time.Time) func() (undo func()) {
 		return func() func() { b.weather.dup = rate * 0.5; return func() { b.weather.dup = 0 } }
 	case faultDelay:
 		return func() func() {
-			was := b.calm
 			b.weather.jitter = time.Duration(rate * float64(400*time.Millisecond))
-			return func() { b.weather.jitter = was.jitter }
+			b.weather.late = late
+			return func() { b.weather.jitter, b.weather.late = b.calm.jitter, 0 }
 		}
 	case faultPartition, faultOneWay:
 		cutUp, cutDown := true, true

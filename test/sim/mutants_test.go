@@ -34,32 +34,12 @@ var mutants = []mutant{
 		patch: []string{"return orders{give: how, remove: true, over: true}", "return orders{remove: true, over: true}"},
 	},
 	{
-		name: "a request that was lost is not sent again", file: "edge/dispatch/do.go", rule: "LIVE2",
-		patch: []string{"	if c.request == nil {\n", "	if c.request == nil || c.repeat > 0 {\n"},
-	},
-	{
-		name: "the bound of an unanswered cancel never passes", file: "edge/dispatch/loop.go", rule: "INV3",
-		patch: []string{"if !all && now.Before(b.due) {", "if !all {"},
-	},
-	{
-		name: "a fence leaves the attempts open", file: "edge/dispatch/dispatch.go", rule: "LIVE2",
-		patch: []string{"if s := d.table.slot(slot.ID); s != nil {", "if s := d.table.slot(slot.ID); s != nil && s.heard {"},
-	},
-	{
 		name: "a slot that was fenced in its caller's hands is used", file: "edge/dispatch/dispatch.go", rule: "LIVE2",
 		patch: []string{"if d.seats.fenced(a.Slot.Node, a.Slot.Gen) {", "if false {"},
 	},
 	{
-		name: "a frame is dropped after a reconnect", file: "edge/dispatch/stream.go", rule: "INV2",
-		patch: []string{"	if v.cut = s.life.cut; v.cut == nil {\n		v.f = s.pop()", "	if v.cut = s.life.cut; v.cut == nil {\n		if v.f = s.pop(); v.f != nil && s.again {\n			v.f = s.pop()\n		}"},
-	},
-	{
 		name: "the last frame throws away what waits", file: "edge/dispatch/stream.go", rule: "INV2",
 		patch: []string{"	s.mu.Lock()\n	s.push(f)\n	s.mu.Unlock()", "	s.mu.Lock()\n	s.head, s.inbox = 0, nil\n	s.push(f)\n	s.mu.Unlock()"},
-	},
-	{
-		name: "a body is read twice where the request came twice", file: "edge/dispatch/upload.go", rule: "INV2",
-		patch: []string{"		u.left -= int64(n)\n", "		u.left -= int64(n)\n		if v.reconnect && u.left > 0 {\n			u.left--\n			_, _ = u.body.Read(make([]byte, 1))\n		}\n"},
 	},
 	{
 		name: "a late copy of a finished request runs again", file: "node/streams.go", rule: "INV2",
@@ -72,10 +52,6 @@ var mutants = []mutant{
 	{
 		name: "nobody looks whether a provider stalls", file: "node/watch.go", rule: "LIVE2",
 		patch: []string{"	return next, due(now, next)\n", "	return now.Add(w.bound), false\n"},
-	},
-	{
-		name: "work is taken after the session's end", file: "node/streams.go", rule: "INV",
-		patch: []string{"case s.door == doorShut || s.door == doorOver:", "case s.door == doorShut:"},
 	},
 	{
 		name: "what was not acknowledged is not sent again", file: "tunnel/step.go", rule: "LIVE2",
@@ -94,10 +70,6 @@ var mutants = []mutant{
 		patch: []string{"	h.count(+1)\n	v.places.last", "	if p.lastSlot%8 != 0 {\n		h.count(+1)\n	}\n	v.places.last"},
 	},
 	{
-		name: "who is not the owner is not told", file: "edge/registry/step.go", rule: "LIVE1",
-		patch: []string{"	return r.fence(now, name, gen, why, out)\n}\n\nfunc (r *Registry) fence", "	return out\n}\n\nfunc (r *Registry) fence"},
-	},
-	{
 		name: "an older session takes the node back", file: "edge/registry/step.go", rule: "INV5",
 		patch: []string{"if n := r.nodes[name]; n != nil && n.gen == gen {\n		return n", "if n := r.nodes[name]; n != nil && n.gen >= gen {\n		return n"},
 	},
@@ -106,12 +78,44 @@ var mutants = []mutant{
 		patch: []string{"	if wasReady {\n", "	if wasReady && why != Superseded {\n"},
 	},
 	{
-		name: "a silent Edge is not noticed", file: "node/session/step.go", rule: "LIVE",
-		patch: []string{"			return c.end(now, Silent, ev.Rand, out)", "			c.heard = now"},
-	},
-	{
 		name: "a dead session holds its name for ever", file: "broker/live.go", rule: "LIVE1",
 		patch: []string{"!s.evicted && now.Sub(s.heard) < l.bound {", "!s.evicted {"},
+	},
+	{
+		name: "a fence leaves the attempts open", file: "edge/dispatch/dispatch.go", rule: "LIVE2",
+		patch: []string{"if s := d.table.slot(slot.ID); s != nil {", "if s := d.table.slot(slot.ID); s != nil && !s.heard {"},
+	},
+	{
+		name: "the bound of an unanswered cancel changes nothing", file: "edge/dispatch/loop.go", rule: "INV3",
+		patch: []string{"		d.apply(b.s, b.s.step((*life).bound), false)\n", ""},
+	},
+	{
+		name: "a request that was lost is not sent again", file: "edge/dispatch/do.go", rule: "LIVE2",
+		patch: []string{"c.request, c.repeat, c.repeatAt = data, firstRepeat, now.Add(firstRepeat)", "c.request, c.repeat = data, firstRepeat"},
+	},
+	{
+		name: "a missing frame is not waited for", file: "edge/dispatch/do.go", rule: "CLASS",
+		patch: []string{"gapBound = 10 * time.Second", "gapBound = 10 * time.Millisecond"},
+	},
+	{
+		name: "the first reset is believed", file: "edge/dispatch/upload.go", rule: "CLASS",
+		patch: []string{"resetBound = time.Second", "resetBound = 0"},
+	},
+	{
+		name: "the last duplicate is delivered", file: "tunnel/step.go", rule: "INV2",
+		patch: []string{"case ev.Seq < r.next: // a duplicate", "case ev.Seq+1 < r.next: // a duplicate"},
+	},
+	{
+		name: "what was read of a body is not told", file: "node/streams.go", rule: "LIVE2",
+		patch: []string{"m.consumed = append(m.consumed, frame)", "m.consumed = m.consumed[:0:0]"},
+	},
+	{
+		name: "the place is not free with the terminal", file: "node/stream.go", rule: "CLASS",
+		patch: []string{"	st.all.host.free(u) // before the terminal (P7)\n", "", "	st.cancel(nil)\n}\n\n// exchange is", "	st.cancel(nil)\n	st.all.run.wait(context.Background(), nil)\n	st.all.host.free(u)\n}\n\n// exchange is"},
+	},
+	{
+		name: "who is not the owner is not told", file: "edge/registry/step.go", rule: "LIVE1",
+		patch: []string{"	return r.fence(now, name, gen, why, out)\n}\n\nfunc (r *Registry) fence", "	_ = why\n	return out\n}\n\nfunc (r *Registry) fence"},
 	},
 }
 

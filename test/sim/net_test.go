@@ -40,6 +40,7 @@ type path struct {
 type weather struct {
 	delay, jitter time.Duration
 	loss, dup     float64
+	late          float64 // share of messages that are kept somewhere and come long after
 }
 
 // way is how long a message of this size takes; it keeps the order of its path.
@@ -98,6 +99,10 @@ func (p *path) send(size int, deliver func()) {
 			w.counts.late++
 		}
 		deliver()
+	}
+	if chance(w.net, b.weather.late) {
+		w.counts.late++
+		d += between(w.net, 0, 8*time.Second)
 	}
 	w.after(d, arrive)
 	if chance(w.net, b.weather.dup) {
@@ -341,6 +346,9 @@ func (b *server) forget(c *nodeConn, why string) {
 	}
 	c.known = false
 	b.conns = slices.DeleteFunc(b.conns, func(o *nodeConn) bool { return o == c })
+	if chance(b.w.net, b.weather.loss) {
+		return // the advisory is a message like any
+	}
 	b.apply(b.live.Disconnected(c.id, c.num, why))
 }
 

@@ -5,12 +5,16 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/iop-fabric/iop/internal/history"
 	"github.com/iop-fabric/iop/wire"
 )
 
 // build draws the world: nodes, requests, faults.
 func (w *world) build() {
 	r := w.plan
+	w.checker = history.NewChecker(history.Options{LiveBound: liveBound, Stubborn: true, Never: []string{
+		string(wire.Invalid), string(wire.Protocol), string(wire.UnknownAdapter), string(wire.Credential), string(wire.Internal),
+	}})
 	w.broker = newServer(w)
 	for i := range 1 + r.IntN(3) {
 		w.nodes = append(w.nodes, &nodeProc{w: w, name: "n" + strconv.Itoa(i+1), capacity: 1 + r.IntN(3)})
@@ -24,8 +28,10 @@ func (w *world) build() {
 	if r.IntN(3) == 0 {
 		w.lazy = 0.2 * r.Float64()
 	}
+	stubborn := false
 	for range 2 + r.IntN(24) {
 		q := w.drawRequest()
+		stubborn = stubborn || q.answer.fate == fateHangs
 		at := epoch.Add(between(r, 0, w.swarm.span))
 		if !q.until.IsZero() {
 			q.until = at.Add(q.until.Sub(epoch))
@@ -35,6 +41,7 @@ func (w *world) build() {
 		}
 		w.at(at, q.invoke)
 	}
+	w.checker.Stubborn(stubborn)
 	w.at(w.quietAt.Add(liveBound), w.probe)
 }
 
@@ -102,7 +109,7 @@ func drawAnswer(r *rand.Rand) (a answer) {
 	a.think = time.Duration(logUniform(r, 1, 1000)) * time.Millisecond
 	most := 400
 	switch r.IntN(20) {
-	case 0: // a few MiB
+	case 0, 6, 7: // up to a few MiB
 		for range logUniform(r, 4, 48) {
 			a.chunks = append(a.chunks, wire.MaxBody-r.IntN(100))
 		}

@@ -83,8 +83,7 @@ func newWorld(seed uint64, trace io.Writer) *world {
 	w := &world{
 		seed: seed, now: epoch, trace: trace, attempts: map[string]*request{},
 		plan: stream(1), net: stream(2), sched: stream(3), fault: stream(4), provide: stream(5), call: stream(6),
-		checker: history.NewChecker(history.Options{LiveBound: liveBound}),
-		hash:    fnvOffset,
+		hash: fnvOffset,
 	}
 	return w
 }
