@@ -209,15 +209,7 @@ func (e *edge) receive(s subjects.Session, m message) {
 	if !e.up || e.away {
 		return
 	}
-	gen, _ := e.reg.Owner(s.Node)
-	if s.Gen >= gen {
-		e.onUp(s, m)
-		return
-	}
-	before := e.pool.AppendKey(e.reg.AppendKey(nil))
-	e.onUp(s, m)
-	changed := string(e.pool.AppendKey(e.reg.AppendKey(nil))) != string(before)
-	e.w.event(history.Event{Kind: history.Stale, Node: s.Node, Gen: s.Gen, Changed: changed})
+	e.stale(s.Node, s.Gen, func() { e.onUp(s, m) })
 }
 
 func (e *edge) onUp(s subjects.Session, m message) {
@@ -240,7 +232,7 @@ func (e *edge) onUp(s subjects.Session, m message) {
 		life := e.life
 		e.w.after(between(e.w.sched, 0, 2*time.Millisecond), func() {
 			if e.life == life {
-				e.stepRegistry(m.toEdge)
+				e.stale(s.Node, s.Gen, func() { e.stepRegistry(m.toEdge) })
 			}
 		})
 	default:
@@ -252,9 +244,32 @@ func (e *edge) onUp(s subjects.Session, m message) {
 func (e *edge) fromBroker(ev registry.Event) {
 	if e.paused {
 		e.inbox = append(e.inbox, func() { e.fromBroker(ev) })
-	} else if e.up {
-		e.stepRegistry(ev)
+		return
 	}
+	if !e.up {
+		return
+	}
+	node, gen := "", uint64(0)
+	switch ev := ev.(type) {
+	case registry.Admitted:
+		node, gen = ev.Node, ev.Gen
+	case registry.Closed:
+		node, gen = ev.Node, ev.Gen
+	}
+	e.stale(node, gen, func() { e.stepRegistry(ev) })
+}
+
+// stale does what is to be done, and looks whether it changed anything though its
+// generation is over.
+func (e *edge) stale(node string, gen uint64, do func()) {
+	if highest, _ := e.reg.Owner(node); gen >= highest {
+		do()
+		return
+	}
+	before := e.pool.AppendKey(e.reg.AppendKey(nil))
+	do()
+	changed := string(e.pool.AppendKey(e.reg.AppendKey(nil))) != string(before)
+	e.w.event(history.Event{Kind: history.Stale, Node: node, Gen: gen, Changed: changed})
 }
 
 // pause stops the process as a signal does. When it goes on, it reads what waited

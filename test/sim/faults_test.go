@@ -14,6 +14,7 @@ type swarm struct {
 	span   time.Duration // of the faults
 	kinds  [faultKinds]int
 	config float64 // configurations that do not apply
+	deaf   float64 // connections whose end the session service is not told of
 }
 
 type faultKind uint8
@@ -55,6 +56,9 @@ func drawSwarm(r *rand.Rand) (s swarm) {
 	}
 	if r.IntN(5) == 0 {
 		s.config = 0.3
+	}
+	if r.IntN(4) == 0 {
+		s.deaf = 0.4
 	}
 	return s
 }

@@ -33,7 +33,7 @@ type path struct {
 	last     time.Time
 	lossTill time.Time // all is lost until then: a burst
 	cut      bool      // partitioned
-	epoch    int       // of the Edge's connection
+	loose    float64   // how much likelier than others' its messages are late
 }
 
 // weather is what all paths have in common.
@@ -100,7 +100,7 @@ func (p *path) send(size int, deliver func()) {
 		}
 		deliver()
 	}
-	if chance(w.net, b.weather.late) {
+	if chance(w.net, b.weather.late*p.loose) {
 		w.counts.late++
 		d += between(w.net, 0, 8*time.Second)
 	}
@@ -224,7 +224,7 @@ func (b *server) tellNobody(run string) {
 }
 
 func newServer(w *world) *server {
-	b := &server{w: w, up: true, gens: map[string]uint64{}, live: newLive(), ctl: path{w: w}}
+	b := &server{w: w, up: true, gens: map[string]uint64{}, live: newLive(), ctl: path{w: w, loose: 8}}
 	b.weather = weather{delay: between(w.net, 50*time.Microsecond, 5*time.Millisecond)}
 	b.weather.jitter = between(w.net, 0, b.weather.delay)
 	b.calm = b.weather
@@ -254,7 +254,7 @@ func (b *server) admit(n *nodeProc) (*nodeConn, session.Reason) {
 	b.w.event(history.Event{Kind: history.Alloc, Node: n.name, Gen: id.Gen})
 	b.lastNum++
 	c := &nodeConn{w: b.w, id: id, num: b.lastNum, node: n, instance: n.instance, open: true, known: true}
-	c.up, c.down = path{w: b.w, cut: n.cutUp}, path{w: b.w, cut: n.cutDown}
+	c.up, c.down = path{w: b.w, cut: n.cutUp, loose: 1}, path{w: b.w, cut: n.cutDown, loose: 1}
 	b.conns = append(b.conns, c)
 	b.apply(b.live.Admitted(b.w.now, id, n.instance))
 	b.notify(registry.Admitted{Node: n.name, Gen: id.Gen, Instance: n.instance})
@@ -346,7 +346,7 @@ func (b *server) forget(c *nodeConn, why string) {
 	}
 	c.known = false
 	b.conns = slices.DeleteFunc(b.conns, func(o *nodeConn) bool { return o == c })
-	if chance(b.w.net, b.weather.loss) {
+	if b.w.now.Before(b.w.quietAt) && chance(b.w.net, b.w.swarm.deaf) {
 		return // the advisory is a message like any
 	}
 	b.apply(b.live.Disconnected(c.id, c.num, why))

@@ -21,6 +21,8 @@ var (
 	seedFlag  = flag.Uint64("seed", 0, "replay this seed with a full trace")
 	timeFlag  = flag.Duration("sim", 0, "how long to simulate fresh seeds; 0: a few seeds only")
 	firstFlag = flag.Uint64("first", 0, "the first fresh seed; 0: by the clock")
+	fewFlag   = flag.Uint64("few", 300, "how many seeds without -sim")
+	stopFlag  = flag.Int("stop", 0, "stop after so many failures; 0: do not")
 	wantFlag  = flag.Int64("schedules", 0, "how many schedules are to be reached; half of them or fewer is a failure")
 )
 
@@ -112,9 +114,6 @@ func floors(schedules int64) history.Floors {
 	}
 }
 
-// few is how many seeds the test takes without -sim.
-const few = 300
-
 // Contract: J1 J2 J3 J4 J5 F1 F2 F3 F5 F9 F10 R4 R9 P7 P8 P9 T3 C1 U3
 func TestSimulation(t *testing.T) {
 	first, next := *firstFlag, atomic.Uint64{}
@@ -137,13 +136,16 @@ func TestSimulation(t *testing.T) {
 		if *timeFlag > 0 {
 			return first + n, time.Since(began) < *timeFlag
 		}
-		return first + n, n < few
+		return first + n, n < *fewFlag
 	}
 	for range runtime.GOMAXPROCS(0) {
 		all.Go(func() {
 			for {
 				seed, ok := more()
-				if !ok {
+				mu.Lock()
+				enough := *stopFlag > 0 && failed >= *stopFlag
+				mu.Unlock()
+				if !ok || enough {
 					return
 				}
 				o := simulate(seed, nil)
