@@ -4,9 +4,18 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/iop-fabric/iop/wire"
 )
+
+// bodyBound is how long nothing of a request's body may come while the exchange waits
+// for it. An Edge that still has something to send repeats it sooner than that, and
+// asks for credit no more seldom than every eight seconds; one that gave up has sent a
+// cancel, which may be lost.
+const bodyBound = 10 * time.Second
+
+var errBodySilent = wire.Errorf(wire.Protocol, "nothing came of the request's body for %v", bodyBound)
 
 var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before its announced size")
 
@@ -26,6 +35,8 @@ type bodyReader struct {
 	size   int    // of that frame
 	err    error  // after the frames: io.EOF, or why there is no more
 	closed bool
+	waits  bool      // a Read does
+	came   time.Time // the last frame, or when waits was set last
 }
 
 func newBodyReader(ctx context.Context, w *watch, run runner, size int64, consumed func(int)) *bodyReader {
@@ -68,10 +79,40 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 func (r *bodyReader) wait() error {
 	r.watch.pause()
 	defer r.watch.resume()
+	r.setWaits(true)
+	defer r.setWaits(false)
 	if r.run.wait(r.ctx, r.more) {
 		return nil
 	}
 	return context.Cause(r.ctx)
+}
+
+func (r *bodyReader) setWaits(on bool) {
+	r.mu.Lock()
+	r.waits, r.came = on, r.run.now()
+	r.mu.Unlock()
+}
+
+// frame notes that one came, whatever becomes of it.
+func (r *bodyReader) frame(now time.Time) {
+	r.mu.Lock()
+	r.came = now
+	r.mu.Unlock()
+}
+
+// look says when to look again, and whether the body has fallen silent while a Read
+// waits for it; zero: never again.
+func (r *bodyReader) look(now time.Time) (next time.Time, silent bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch next = r.came.Add(bodyBound); {
+	case r.closed || r.err != nil:
+		return time.Time{}, false
+	case !r.waits:
+		return now.Add(bodyBound), false
+	default:
+		return next, due(now, next)
+	}
 }
 
 // deliver appends the next frame. It reports whether the frame was kept, to be

@@ -46,6 +46,7 @@ type stream struct {
 	deadline time.Time        // timeout_sec, counted from acceptance; zero: none
 	forceAt  time.Time        // a cancelled exchange may take this long; zero: not cancelled
 	lookAt   time.Time        // when to look whether the provider stalls; zero: never again
+	bodyAt   time.Time        // when to look whether the request's body still comes; the same
 	answered bool             // a frame went out
 	ackOwed  bool             // it stands in the loop's list of acknowledgements
 	bodyOwed bool             // it is the body's, not only the request's

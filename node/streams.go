@@ -207,6 +207,7 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 		st.body = newBodyReader(ctx, &st.watch, s.run, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
+		st.bodyAt = now.Add(bodyBound)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -516,6 +517,7 @@ func (s *streams) send(now time.Time, st *stream, ev tunnel.SendEvent) {
 
 // bodyArrived steps the receiving half with one frame of the request's body.
 func (s *streams) bodyArrived(now time.Time, st *stream, f bodyFrame) {
+	st.body.frame(now)
 	last := f.last || f.failed != ""
 	ev := tunnel.RecvEvent{Kind: tunnel.FrameReceived, Seq: f.seq, Body: len(f.data), Terminal: last, Digest: digest(f)}
 	if !s.receive(now, st, ev) {
@@ -636,7 +638,7 @@ func (s *streams) scan(now time.Time) {
 	for i := len(s.timed) - 1; i >= 0; i-- { // backwards: a stream may leave the list
 		st := s.timed[i]
 		if st.hasEnded() {
-			st.deadline, st.forceAt, st.lookAt = time.Time{}, time.Time{}, time.Time{}
+			st.deadline, st.forceAt, st.lookAt, st.bodyAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 		}
 		if due(now, st.deadline) {
 			st.deadline = time.Time{}
@@ -644,6 +646,13 @@ func (s *streams) scan(now time.Time) {
 		}
 		if due(now, st.lookAt) {
 			s.look(now, st)
+		}
+		if due(now, st.bodyAt) {
+			var silent bool
+			if st.bodyAt, silent = st.body.look(now); silent {
+				st.bodyAt = time.Time{}
+				s.breakOff(now, st, errBodySilent)
+			}
 		}
 		if due(now, st.forceAt) {
 			st.forceAt = time.Time{}
@@ -662,7 +671,7 @@ func due(now, at time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // schedule keeps the stream in the list of the timed while something is due.
 func (s *streams) schedule(st *stream) {
-	at := first(first(first(st.sender.Deadline(), st.deadline), st.forceAt), st.lookAt)
+	at := first(first(first(first(st.sender.Deadline(), st.deadline), st.forceAt), st.lookAt), st.bodyAt)
 	switch {
 	case at.IsZero():
 		s.unschedule(st)

@@ -830,6 +830,56 @@ func TestBodyBreaches(t *testing.T) {
 	}
 }
 
+// An Edge whose cancel was lost sends no more of the body. The exchange that waits for
+// it ends, and its place is free; one whose provider takes its time does not, nor one
+// whose Edge repeats what it sent.
+//
+// Contract: J2 P7 C1
+func TestBodyThatStopsComing(t *testing.T) {
+	for name, c := range map[string]struct {
+		read   bool
+		repeat bool
+		class  string // "": it goes on
+	}{
+		"nobody sends":       {true, false, "protocol"},
+		"the provider rests": {false, false, ""},
+		"the sender repeats": {true, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{exchange: func(ctx context.Context, ex agent.Exchange, _ agent.Sink) error {
+					if !c.read {
+						<-ctx.Done()
+						return context.Cause(ctx)
+					}
+					_, err := io.ReadAll(ex.Body)
+					return err
+				}}).ready()
+				defer r.finish()
+				run, a := r.edge.open(func(q *iopv1.ProviderTunnelRequest) { q.BodyFollows, q.BodySize = true, 2 })
+				first := &iopv1.BodyFrame{RunId: run, Sequence: 1, Body: []byte("x")}
+				r.edge.send(a.sess, subjects.Body, run, first)
+				for range 4 {
+					pass(bodyBound / 2)
+					if c.repeat {
+						r.edge.send(a.sess, subjects.Body, run, first)
+					}
+				}
+				synctest.Wait()
+				if got := r.edge.class(a); got != c.class {
+					t.Errorf("it ended as %q", got)
+				}
+				used := r.node.host.open()
+				if (c.class == "") != (used == 1) {
+					t.Errorf("%d exchanges are under way", used)
+				}
+				r.edge.cancel(run)
+				synctest.Wait()
+			})
+		})
+	}
+}
+
 // A stream Edge forgot, or whose acknowledgements make no sense, ends and takes
 // its exchange with it; the session goes on.
 //
