@@ -38,6 +38,11 @@ const (
 	mailBody = wire.MaxWindow + tunnel.TerminalReserve
 )
 
+// neverGiveUp: while the session lives, a stream's frames are repeated until they are
+// acknowledged or Edge says that it does not know the run. Whether Edge is there its
+// heartbeats tell; a stream that gave up before them would leave its caller waiting.
+const neverGiveUp = 1 << 62
+
 // The directions of StreamAck's entries.
 const (
 	dirFrame = "frame" // of the frames a Node sends
@@ -192,7 +197,7 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 	st := &stream{
 		all: s, run: run, subject: s.id.Up(subjects.Frame, run), ctx: ctx, cancel: cancel, began: now,
 		lists: req.GetOperation() == opModels, room: make(chan struct{}, 1), index: -1,
-		sender: tunnel.NewSender(tunnel.SenderConfig{Credit: credit, AckDelay: ackDelay}),
+		sender: tunnel.NewSender(tunnel.SenderConfig{Credit: credit, AckDelay: ackDelay, GiveUp: neverGiveUp}),
 	}
 	st.credit = st.sender.Credit()
 	if t := req.GetTimeoutSec(); t > 0 && t <= math.MaxInt64/int64(time.Second) {

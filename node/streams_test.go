@@ -661,7 +661,8 @@ func TestA62SlowCaller(t *testing.T) {
 		if n := r.node.host.open(); n != 0 {
 			t.Errorf("%d exchanges are open", n)
 		}
-		pass(15 * time.Second) // nobody acknowledged: given up, forgotten
+		r.edge.with(func() { r.edge.ack(a.sess, run, a) })
+		synctest.Wait()
 		if n := r.node.link.streams.count(); n != 0 {
 			t.Errorf("%d streams are known", n)
 		}
@@ -828,6 +829,33 @@ func TestBodyBreaches(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An Edge that does not acknowledge for a minute, and whose heartbeats come, still gets
+// the terminal: nobody else would tell its caller.
+//
+// Contract: J3 J5
+func TestTerminalIsRepeatedWhileTheSessionLives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{exchange: small("hello")}).ready()
+		defer r.finish()
+		run := wire.NewRunID()
+		a := r.edge.expect(run)
+		r.edge.with(func() { a.mute = true })
+		sent := 0
+		defer r.bus.Tap(r.session().Up(subjects.Frame, run), func(bus.Msg) { sent++ })()
+		r.edge.openAs(run, nil)
+		<-a.ended
+		pass(time.Minute)
+		if sent < 25 { // every two seconds
+			t.Errorf("it was sent %d times in a minute", sent)
+		}
+		r.edge.with(func() { r.edge.ack(a.sess, run, a) })
+		synctest.Wait()
+		if n := r.node.link.streams.count(); n != 0 {
+			t.Errorf("%d streams are not forgotten", n)
+		}
+	})
 }
 
 // An Edge whose cancel was lost sends no more of the body. The exchange that waits for
