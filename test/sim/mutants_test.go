@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-var mutantsFlag = flag.Bool("mutants", false, "run the mutants of the code that is simulated: make sim-mutants")
+var mutantsFlag = flag.Bool("mutants", false, "run the mutants of the code that is simulated: make mutants")
 
 // mutant is a small wrong variant of code that callers get: patch is pairs of what
 // stands there and what is put in its place; rule is what it must be found to break.
@@ -156,7 +156,7 @@ var ruleBroken = regexp.MustCompile(`(?m)^\s+((?:INV|LIVE)\d|CLASS|PANIC|VOID) a
 // Each mutant must be found by the rule it breaks, within the seeds of TestSimulation.
 func TestMutants(t *testing.T) {
 	if !*mutantsFlag {
-		t.Skip("make sim-mutants")
+		t.Skip("make mutants")
 	}
 	var (
 		mu    sync.Mutex
