@@ -65,6 +65,7 @@ type request struct {
 	got     int64
 	done    bool
 	faulted bool // a fault went on while it was open
+	calm    bool // none did, nor shortly before
 }
 
 type run struct {
@@ -229,6 +230,7 @@ func (c *Checker) invoke(e Event) {
 	}
 	c.counts.Requests++
 	q := &request{invoke: e, faulted: len(c.faults) > 0}
+	q.calm = !q.faulted && (c.counts.Faults == 0 || e.At > c.lastStop+int64(c.opt.LiveBound))
 	if c.opt.Partial {
 		q.attempt = e.Req // its run, until somebody names one
 	}
@@ -321,6 +323,9 @@ func (c *Checker) terminal(e Event) {
 	// An Edge that does not run ends nothing.
 	if until := max(q.invoke.Until, c.resumed); q.invoke.Until > 0 && e.At > until+int64(c.opt.Grace) {
 		c.breach("LIVE2", "%s ends %v after its deadline", e.Req, time.Duration(e.At-until))
+	}
+	if q.invoke.Sure && q.calm && e.Outcome != OK {
+		c.breach("CALM", "%s ends as %s (%s), and there was no fault", e.Req, e.Outcome, e.Class)
 	}
 	q.done = true
 	r := c.runs[q.attempt]
@@ -439,7 +444,7 @@ func (c *Checker) faultStarts(e Event) {
 	c.counts.Faults++
 	hit := false
 	for _, q := range c.open {
-		q.faulted, hit = true, true
+		q.faulted, q.calm, hit = true, false, true
 	}
 	if hit {
 		c.counts.FaultsHit++

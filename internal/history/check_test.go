@@ -94,6 +94,8 @@ var good = map[string]string{
 	"a deadline of a paused one":      begin + `invoke req=q until=100ms; paused; resumed at=5s; terminal req=q outcome=fail at=5500ms;` + calm,
 	"a fault, and live in time":       begin + `start fault=f; fenced node=a gen=1; stop fault=f; alloc node=a gen=2; register node=a gen=2; ready node=a gen=2; connected node=a gen=2 at=11s;` + calm2,
 	"no place after a cancel's bound": begin + `invoke req=q;` + take + `release slot=1 gen=1 how=cancel_bound; ended req=q run=r class=capacity; terminal req=q outcome=fail;` + calm,
+	"sure, but for a fault":           begin + `invoke req=q sure=true; start fault=f; stop fault=f; terminal req=q outcome=fail;` + calm,
+	"sure, but shortly after a fault": begin + `start fault=f; stop fault=f; invoke req=q sure=true at=11s; terminal req=q outcome=fail;` + calm,
 	"a node that stays down":          begin + `fenced node=a gen=1; down node=a; end`,
 }
 
@@ -156,6 +158,8 @@ var bad = []struct{ rule, name, text string }{
 	{"VOID", "time goes back", begin + `paused at=1ms;` + calm},
 	{"INV1", "a finished run goes on", begin + `invoke req=q;` + take + whole + give + okay + `served run=r seq=1 n=3;` + calm},
 	{"INV2", "a finished run runs again", begin + `invoke req=q;` + take + whole + give + okay + `sent run=r seq=1 n=3 sum=7;` + calm},
+	{"CALM", "refused before any fault", begin + `invoke req=q sure=true; terminal req=q outcome=fail class=unreachable; start fault=f; stop fault=f;` + calm},
+	{"CALM", "refused long after a fault", begin + `start fault=f; stop fault=f; invoke req=q sure=true at=13s; terminal req=q outcome=fail;` + calm},
 	{"CLASS", "a broken rule", begin + `invoke req=q;` + take + give + `ended req=q run=r class=protocol; terminal req=q outcome=fail;` + calm},
 	{"CLASS", "no place under a slot", begin + `invoke req=q;` + take + give + `ended req=q run=r class=capacity; terminal req=q outcome=fail;` + calm},
 }

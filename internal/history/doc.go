@@ -30,6 +30,8 @@
 //	LIVE1 In the end every node that is up is connected, and was so within a bound
 //	      after the last fault.
 //	LIVE2 A request ends by its deadline and a grace; without one, in the end.
+//	CALM  A request that nothing of its own keeps from being served is ok where no fault
+//	      went on while it was open, nor so short before that a node may not be live.
 //	LIVE3 In the end a probe was served by every node that is up.
 //	VOID  The history shows something: what Floors asks for.
 //

@@ -14,7 +14,7 @@ type Kind string
 
 // The events.
 const (
-	Invoke    Kind = "invoke"    // Req; Until; N, Sum of the request's body; Probe
+	Invoke    Kind = "invoke"    // Req; Until; N, Sum of the request's body; Probe; Sure: but for faults it is ok
 	Dispatch  Kind = "dispatch"  // Req, Run, Slot, Node, Gen, Provider
 	Sent      Kind = "sent"      // Run; Seq, N, Sum: a part of the answer, by its provider
 	Served    Kind = "served"    // Run; Seq, N: parts and bytes in all; Read: how much of the body was read, Sum
@@ -70,6 +70,7 @@ type Event struct {
 	How      string  `json:"how,omitempty"`
 	Fault    string  `json:"fault,omitempty"`
 	Probe    bool    `json:"probe,omitempty"`
+	Sure     bool    `json:"sure,omitempty"`
 	Changed  bool    `json:"changed,omitempty"`
 }
 

@@ -151,7 +151,7 @@ func TestMutantsApply(t *testing.T) {
 	}
 }
 
-var ruleBroken = regexp.MustCompile(`(?m)^\s+((?:INV|LIVE)\d|CLASS|PANIC|VOID) at [^:]*: (.*)$`)
+var ruleBroken = regexp.MustCompile(`(?m)^\s+((?:INV|LIVE)\d|CLASS|CALM|LEAK|PANIC|VOID) at [^:]*: (.*)$`)
 
 // Each mutant must be found by the rule it breaks, within the seeds of TestSimulation.
 func TestMutants(t *testing.T) {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -28,10 +29,9 @@ func (w *world) build() {
 	if r.IntN(3) == 0 {
 		w.lazy = 0.2 * r.Float64()
 	}
-	stubborn := false
 	for range 2 + r.IntN(24) {
 		q := w.drawRequest()
-		stubborn = stubborn || q.answer.fate == fateHangs
+		w.stubborn = w.stubborn || q.answer.fate == fateHangs
 		at := epoch.Add(between(r, 0, w.swarm.span))
 		if !q.until.IsZero() {
 			q.until = at.Add(q.until.Sub(epoch))
@@ -41,7 +41,7 @@ func (w *world) build() {
 		}
 		w.at(at, q.invoke)
 	}
-	w.checker.Stubborn(stubborn)
+	w.checker.Stubborn(w.stubborn)
 	w.at(w.quietAt.Add(liveBound), w.probe)
 }
 
@@ -52,6 +52,15 @@ func (w *world) probe() {
 		q.model, q.probe = n.name, n.name
 		q.until = w.now.Add(20 * time.Second)
 		q.answer = answer{status: 200, chunks: []int{100, 100}}
+		q.invoke()
+	}
+	// And whatever else callers ask for, all of which is served but for its own sake.
+	for range w.call.IntN(5) {
+		q := w.drawRequest()
+		q.until, q.leaves, q.timeout = time.Time{}, time.Time{}, 0
+		if q.answer.fate == fateHangs {
+			q.answer.fate = fateAnswers
+		}
 		q.invoke()
 	}
 	w.probed = true
@@ -144,7 +153,7 @@ func (w *world) run() {
 
 // over: nothing is left to wait for.
 func (w *world) over() bool {
-	if len(w.edge.slots) > 0 || len(w.edge.returns) > 0 {
+	if w.leak() != "" || len(w.edge.returns) > 0 {
 		return false
 	}
 	for _, q := range w.requests {
@@ -153,6 +162,25 @@ func (w *world) over() bool {
 		}
 	}
 	return true
+}
+
+// leak says what is held though nothing needs it any more.
+func (w *world) leak() string {
+	if n := len(w.edge.slots); n > 0 {
+		return fmt.Sprintf("the Edge holds %d slots", n)
+	}
+	if n := w.edge.d.Open(); n > 0 {
+		return fmt.Sprintf("the Edge has %d attempts", n)
+	}
+	for _, n := range w.nodes {
+		if k := n.driven.InUse(adapterName); k > 0 {
+			return fmt.Sprintf("%s holds %d places", n.name, k)
+		}
+		if n.tunnels != nil && n.tunnels.Count() > 0 {
+			return fmt.Sprintf("%s has %d tunnels", n.name, n.tunnels.Count())
+		}
+	}
+	return ""
 }
 
 // close takes the world down.

@@ -49,8 +49,12 @@ func simulate(seed uint64, trace io.Writer) (o outcome) {
 	w.build()
 	w.run()
 	w.event(history.Event{Kind: history.End})
+	leak := w.leak()
 	w.close()
 	o.hash, o.breaches, o.history, o.counts, o.took = w.hash, w.checker.Breaches(), w.checker.Counts(), w.counts, w.now.Sub(epoch)
+	if leak != "" {
+		o.breaches = append(o.breaches, history.Breach{Rule: "LEAK", At: o.took, What: leak})
+	}
 	return o
 }
 

@@ -43,13 +43,14 @@ type world struct {
 	hash    uint64
 	trace   io.Writer // nil: none
 
-	swarm   swarm
-	resting bool      // something was skipped
-	lazy    float64   // how often a part that was woken does not run at once
-	quietAt time.Time // the last fault is over
-	probed  bool
-	quiet   bool // nothing is recorded any more
-	counts  counts
+	swarm    swarm
+	stubborn bool      // a provider hangs until the calm
+	resting  bool      // something was skipped
+	lazy     float64   // how often a part that was woken does not run at once
+	quietAt  time.Time // the last fault is over
+	probed   bool
+	quiet    bool // nothing is recorded any more
+	counts   counts
 }
 
 // counts are what the world saw beside the history.
