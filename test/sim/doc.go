@@ -29,12 +29,13 @@
 //
 // Not simulated: TLS, proofs, tokens and configurations' contents; the store, whose
 // generations only rise here; several servers and leaves, but for what they do to
-// messages; discovery, drain by an operator, new certificates; HTTP itself; memory.
+// messages; discovery; HTTP itself; memory.
 //
 // The network keeps order on each path from a publisher to a subscription, and only
 // there. Messages are lost one by one and in bursts, come twice, or long after; a
 // partition swallows one direction or both. A Node is killed with or without a
-// goodbye, stopped by a signal, drained; its connection is reset. The Edge is killed,
+// goodbye, stopped by a signal, drained, renewed, taken out of the configuration; its
+// connection is reset. The Edge is killed,
 // stopped, or loses its connection, knowing it or not. The broker restarts. The last
 // fault is followed by a calm, in which every node must be live within a bound, serve
 // a probe, and nothing may be left.

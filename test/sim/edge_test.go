@@ -60,11 +60,7 @@ func (e *edge) begin() {
 	w := e.w
 	e.up, e.life = true, e.life+1
 	e.instance = "edge" + runID(e.life)
-	var names []string
-	for _, n := range w.nodes {
-		names = append(names, n.name)
-	}
-	e.reg, e.pool = registry.New(registry.Config{Nodes: names}), pool.New()
+	e.reg, e.pool = registry.New(registry.Config{Nodes: w.configured()}), pool.New()
 	e.waiters, e.calls, e.returns, e.slots = map[pool.WaiterID]*request{}, nil, nil, map[uint64]pool.Slot{}
 	e.d = dispatch.Drive(dispatch.New(dispatch.Config{Edge: edgeName}, dispatch.Deps{
 		Bus: edgeConn{e, e.life}, Now: w.Now, Misbehaved: func(node string, gen uint64, reason string) {
@@ -78,6 +74,41 @@ func (e *edge) begin() {
 		w.event(history.Event{Kind: history.Capacity, Provider: n.provider(), N: int64(n.capacity)})
 	}
 	e.stepPool(pool.SetConfig(w.poolConfig()))
+	for _, n := range w.nodes {
+		if n.resting {
+			e.stepPool(pool.SetDraining(n.name, 0, true))
+		}
+	}
+}
+
+// rest is an operator's drain; a new process is told again.
+func (e *edge) rest(n *nodeProc, on bool) {
+	n.resting = on
+	e.awake(func() {
+		if e.up {
+			e.stepPool(pool.SetDraining(n.name, 0, n.resting))
+		}
+	})
+}
+
+// remove takes a Node out of the configuration, or puts it back.
+func (e *edge) remove(n *nodeProc, out bool) {
+	n.gone = out
+	e.awake(func() {
+		if e.up {
+			e.stepRegistry(registry.ConfigChanged{Nodes: e.w.configured()})
+			e.stepPool(pool.SetConfig(e.w.poolConfig()))
+		}
+	})
+}
+
+func (w *world) configured() (names []string) {
+	for _, n := range w.nodes {
+		if !n.gone {
+			names = append(names, n.name)
+		}
+	}
+	return names
 }
 
 // crash ends it: its callers do not know what became of their requests.
@@ -95,6 +126,9 @@ func (w *world) poolConfig() (c pool.Config) {
 	c.Queue.Wait = 20 * time.Second
 	all := pool.Group{Name: "all"}
 	for _, n := range w.nodes {
+		if n.gone {
+			continue
+		}
 		c.Adapters = append(c.Adapters, pool.Adapter{Node: n.name, Name: adapterName, Capacity: n.capacity})
 		c.Providers = append(c.Providers, pool.Provider{ID: n.provider(), Node: n.name, Adapter: adapterName, Target: "m", StallTimeout: stallBound})
 		k := pool.Candidate{Provider: n.provider()}

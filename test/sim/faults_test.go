@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/iop-fabric/iop/internal/history"
+	"github.com/iop-fabric/iop/node/session"
 )
 
 // swarm is what one seed may meet: of each kind so many a second, most of them none,
@@ -36,12 +37,15 @@ const (
 	faultBroker   // restarts; the generations stay
 	faultPause    // a Node's process is stopped by a signal, and goes on
 	faultEdgeStop // the Edge's
+	faultRenew    // a Node has new keys, and dials anew when it has nothing to do
+	faultRest     // an operator drains a Node
+	faultRemove   // and takes one out of the configuration
 	faultKinds
 )
 
 var faultNames = [faultKinds]string{
 	"burst", "loss", "duplicates", "delay", "partition", "one_way", "crash", "vanish", "drain", "kick",
-	"edge_dies", "edge_away", "edge_hole", "broker", "pause", "edge_pause",
+	"edge_dies", "edge_away", "edge_hole", "broker", "pause", "edge_pause", "renew", "rest", "remove",
 }
 
 func drawSwarm(r *rand.Rand) (s swarm) {
@@ -228,6 +232,23 @@ func (w *world) prepare(kind faultKind, at time.Time) func() (undo func()) {
 		return func() func() { n.pause(); return n.resume }
 	case faultEdgeStop:
 		return func() func() { e.pause(); return e.resume }
+	case faultRenew:
+		return func() func() {
+			if n.up && !n.paused && n.conn != nil {
+				n.step(session.Event{Kind: session.RenewAsked, Gen: n.conn.id.Gen, Bound: time.Duration(rate * float64(10*time.Second))})
+			}
+			return nothing
+		}
+	case faultRest:
+		return func() func() {
+			e.rest(n, true)
+			return func() { e.rest(n, false) }
+		}
+	case faultRemove:
+		return func() func() {
+			e.remove(n, true)
+			return func() { e.remove(n, false) }
+		}
 	case faultKinds:
 	}
 	panic("BUG: sim: no such fault")

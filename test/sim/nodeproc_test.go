@@ -39,6 +39,7 @@ type nodeProc struct {
 	tunnels  *node.Tunnels
 	sent     map[frameID]bool
 
+	resting, gone  bool // drained by the operator; not configured
 	cutUp, cutDown bool // partitioned
 	paused         bool // the process does not run; what comes waits
 	inbox          []func()
