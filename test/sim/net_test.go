@@ -24,7 +24,6 @@ type message struct {
 	data   []byte
 	toEdge registry.Event
 	toNode session.Event
-	notice bool // nobody read what was sent about run
 }
 
 // path is one publisher's way to one subscription: it keeps order while it stands.

@@ -189,12 +189,32 @@ func table(h history.Counts, c counts) string {
 		what string
 		n    int64
 	}{
-		{"steps", c.steps}, {"events", h.Events}, {"messages", c.messages}, {"lost", c.lost}, {"duplicated", c.duplicated}, {"late", c.late},
-		{"faults", h.Faults}, {"faults that met a request", h.FaultsHit}, {"requests", h.Requests}, {"runs", h.Runs},
-		{"dispatched again", h.Redispatched}, {"frames delivered", h.Frames}, {"bytes delivered", h.Bytes}, {"frames sent again", h.Resent},
-		{"sessions", h.Sessions}, {"connected", h.Connected}, {"fences", h.Fences}, {"slots", h.Taken}, {"slots back by a fence", h.FencedSlots},
-		{"cancels unanswered", h.Unanswered}, {"stale messages", h.Stale}, {"ok without faults", h.OKCalm}, {"of", h.EndedCalm},
-		{"ok beside faults", h.OKFaulted}, {"of", h.EndedFaulted}, {"outcomes unknown", h.Unknown},
+		{"steps", c.steps},
+		{"events", h.Events},
+		{"messages", c.messages},
+		{"lost", c.lost},
+		{"duplicated", c.duplicated},
+		{"late", c.late},
+		{"faults", h.Faults},
+		{"faults that met a request", h.FaultsHit},
+		{"requests", h.Requests},
+		{"runs", h.Runs},
+		{"dispatched again", h.Redispatched},
+		{"frames delivered", h.Frames},
+		{"bytes delivered", h.Bytes},
+		{"frames sent again", h.Resent},
+		{"sessions", h.Sessions},
+		{"connected", h.Connected},
+		{"fences", h.Fences},
+		{"slots", h.Taken},
+		{"slots back by a fence", h.FencedSlots},
+		{"cancels unanswered", h.Unanswered},
+		{"stale messages", h.Stale},
+		{"ok without faults", h.OKCalm},
+		{"of", h.EndedCalm},
+		{"ok beside faults", h.OKFaulted},
+		{"of", h.EndedFaulted},
+		{"outcomes unknown", h.Unknown},
 	} {
 		fmt.Fprintf(&b, "%12d %s\n", row.n, row.what)
 	}
