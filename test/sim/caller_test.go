@@ -108,7 +108,7 @@ func (q *request) invoke() {
 	q.open = true
 	w.event(history.Event{
 		Kind: history.Invoke, Req: q.id, N: int64(len(q.body)), Sum: bodySum(q.body), Until: sinceEpoch(q.until), Probe: q.probe != "", Node: q.probe,
-		Sure: q.answer.fate == fateAnswers && q.until.IsZero() && q.leaves.IsZero() && q.timeout == 0 && q.breaks == 0 && w.swarm.config == 0 &&
+		Sure: q.answer.fate == fateAnswers && q.until.IsZero() && q.leaves.IsZero() && q.timeout == 0 && q.breaks == 0 && w.swarm.config == 0 && w.patience == 0 &&
 			(!w.stubborn || !w.now.Before(w.quietAt)), // else a Node may have no place (W9)
 	})
 	if !w.edge.up {

@@ -123,7 +123,7 @@ func (e *edge) crash() {
 }
 
 func (w *world) poolConfig() (c pool.Config) {
-	c.Queue.Wait = 20 * time.Second
+	c.Queue.Wait = w.patience
 	all := pool.Group{Name: "all"}
 	for _, n := range w.nodes {
 		if n.gone {

@@ -106,7 +106,7 @@ func (w *world) schedule() {
 func lasts(r *rand.Rand, kind faultKind) time.Duration {
 	switch kind {
 	case faultBurst:
-		return between(r, time.Millisecond, 400*time.Millisecond)
+		return between(r, time.Millisecond, 1500*time.Millisecond)
 	case faultLoss, faultDup, faultDelay:
 		return between(r, 100*time.Millisecond, 4*time.Second)
 	case faultKick:

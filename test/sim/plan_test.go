@@ -20,6 +20,9 @@ func (w *world) build() {
 	for i := range 1 + r.IntN(3) {
 		w.nodes = append(w.nodes, &nodeProc{w: w, name: "n" + strconv.Itoa(i+1), capacity: 1 + r.IntN(3)})
 	}
+	if r.IntN(4) == 0 {
+		w.patience = between(r, time.Second, 20*time.Second)
+	}
 	w.edge = newEdge(w)
 	w.swarm = drawSwarm(w.fault)
 	w.schedule()
@@ -98,7 +101,7 @@ func (w *world) drawRequest() *request {
 	if r.IntN(6) == 0 {
 		q.leaves = epoch.Add(between(r, 0, 3*time.Second))
 	}
-	if r.IntN(5) == 0 {
+	if r.IntN(3) == 0 {
 		q.reads = between(r, 100*time.Microsecond, 50*time.Millisecond)
 	}
 	if r.IntN(20) == 0 {
@@ -143,7 +146,7 @@ func drawAnswer(r *rand.Rand) (a answer) {
 
 // run lets the world happen until the calm has shown what it must.
 func (w *world) run() {
-	end := w.quietAt.Add(2 * time.Minute)
+	end := w.quietAt.Add(6 * time.Minute) // a minute more than anybody waits
 	for w.step(end) {
 		if w.probed && w.over() {
 			break

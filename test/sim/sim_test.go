@@ -163,7 +163,7 @@ func TestSimulation(t *testing.T) {
 				also.late += o.counts.late
 				simulated += o.took
 				if len(o.breaches) > 0 {
-					if failed++; failed <= 5 {
+					if failed++; failed <= max(5, *stopFlag) {
 						report(t, o)
 					}
 				}

@@ -44,10 +44,11 @@ type world struct {
 	trace   io.Writer // nil: none
 
 	swarm    swarm
-	stubborn bool      // a provider hangs until the calm
-	resting  bool      // something was skipped
-	lazy     float64   // how often a part that was woken does not run at once
-	quietAt  time.Time // the last fault is over
+	stubborn bool          // a provider hangs until the calm
+	patience time.Duration // the longest wait for a place; 0: the product's
+	resting  bool          // something was skipped
+	lazy     float64       // how often a part that was woken does not run at once
+	quietAt  time.Time     // the last fault is over
 	probed   bool
 	quiet    bool // nothing is recorded any more
 	counts   counts
