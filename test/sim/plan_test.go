@@ -103,6 +103,9 @@ func (w *world) drawRequest() *request {
 	}
 	if r.IntN(3) == 0 {
 		q.reads = between(r, 100*time.Microsecond, 50*time.Millisecond)
+		if r.IntN(3) == 0 {
+			q.reads *= 12
+		}
 	}
 	if r.IntN(20) == 0 {
 		q.breaks = 1 + r.IntN(5)
