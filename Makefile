@@ -51,7 +51,7 @@ sim:
 ifdef SEED
 	go test ./test/sim -run '^TestReplay$$' -count 1 -v -seed $(SEED)
 else
-	set -o pipefail; go test ./test/sim -run '^Test(Simulation|Regressions|SameSeedSameHistory)$$' -count 1 -v -timeout 0 -sim $(SIM_TIME) -schedules $(SCHEDULES) | grep -v '^=== '
+	set -o pipefail; go test ./test/sim -run '^Test(Simulation|Regressions|SameSeed.*)$$' -count 1 -v -timeout 0 -sim $(SIM_TIME) -schedules $(SCHEDULES) | grep -v '^=== '
 endif
 
 check: fmt-check vet lint proto-check test fuzz

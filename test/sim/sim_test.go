@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/iop-fabric/iop/internal/history"
 )
@@ -25,6 +29,8 @@ var (
 	stopFlag  = flag.Int("stop", 0, "stop after so many failures; 0: do not")
 	wantFlag  = flag.Int64("schedules", 0, "how many schedules are to be reached; half of them or fewer is a failure")
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // outcome is what one seed led to.
 type outcome struct {
@@ -84,6 +90,25 @@ func TestSameSeedSameHistory(t *testing.T) {
 		a, b := simulate(seed, nil), simulate(seed, nil)
 		if a.hash != b.hash {
 			t.Errorf("seed %d: %x, then %x", seed, a.hash, b.hash)
+		}
+	}
+}
+
+var hashPrinted = regexp.MustCompile(`hash [0-9a-f]+`)
+
+// Nor does it hang on the process: hashes and maps are seeded anew in each.
+func TestSameSeedInAnotherProcess(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, seed := range []uint64{7, 283} {
+		out, err := exec.CommandContext(t.Context(), exe, "-test.run", "^TestReplay$", "-test.v", "-seed", strconv.FormatUint(seed, 10)).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := string(hashPrinted.Find(out)), fmt.Sprintf("hash %x", simulate(seed, nil).hash); got != want {
+			t.Errorf("seed %d: %q there, %q here", seed, got, want)
 		}
 	}
 }

@@ -97,7 +97,7 @@ func (w *world) at(t time.Time, do func()) {
 
 func (w *world) after(d time.Duration, do func()) { w.at(w.now.Add(d), do) }
 
-// Now and the two below make the world what exchanges run on (node.Runner).
+// Now, Start and Wait make the world what exchanges run on (node.Runner).
 func (w *world) Now() time.Time { return w.now }
 
 // task is an exchange: a coroutine that runs until it has to wait.
@@ -181,7 +181,7 @@ func (w *world) event(e history.Event) {
 		w.mixString(s)
 	}
 	if w.trace != nil {
-		w.logf("%s %s%s", e.Kind, describe(e), "")
+		w.logf("%s %s", e.Kind, describe(e))
 	}
 }
 
@@ -234,7 +234,7 @@ func (w *world) logf(format string, args ...any) {
 	}
 }
 
-// stuck is what a world panics with that makes no way.
+// maxSame is how many steps may take no time, before it is said that the world makes no way.
 const maxSame = 200_000
 
 // step lets the next thing happen; false: nothing is left before the end.
