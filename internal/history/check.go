@@ -15,7 +15,8 @@ type Options struct {
 	// Partial histories know requests and streams alone: a caller's and a provider's
 	// view of real runs. Nothing is asked of nodes, and slots are not followed.
 	Partial bool
-	// Never are classes that no attempt ends with where every part is honest (J8).
+	// Never are classes that no attempt ends with, and causes that no session is fenced
+	// for, where every part is honest (J8).
 	Never []string
 	// Stubborn: there are providers that do not return when they are cancelled, so a
 	// Node may have no place where Edge has (W9).
@@ -193,6 +194,9 @@ func (c *Checker) Add(e Event) {
 		n := c.node(e.Node)
 		if n.gen != e.Gen {
 			c.breach("INV5", "generation %d of %s is fenced, %d is connected", e.Gen, e.Node, n.gen)
+		}
+		if slices.Contains(c.opt.Never, e.How) {
+			c.breach("CLASS", "generation %d of %s is fenced as %s", e.Gen, e.Node, e.How)
 		}
 		n.gen, n.fenced = 0, max(n.fenced, e.Gen)
 		c.counts.Fences++

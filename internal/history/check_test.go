@@ -158,6 +158,7 @@ var bad = []struct{ rule, name, text string }{
 	{"VOID", "time goes back", begin + `paused at=1ms;` + calm},
 	{"INV1", "a finished run goes on", begin + `invoke req=q;` + take + whole + give + okay + `served run=r seq=1 n=3;` + calm},
 	{"INV2", "a finished run runs again", begin + `invoke req=q;` + take + whole + give + okay + `sent run=r seq=1 n=3 sum=7;` + calm},
+	{"CLASS", "an honest session is fenced", begin + `fenced node=a gen=1 how=protocol;` + next2 + calm2},
 	{"CALM", "refused before any fault", begin + `invoke req=q sure=true; terminal req=q outcome=fail class=unreachable; start fault=f; stop fault=f;` + calm},
 	{"CALM", "refused long after a fault", begin + `start fault=f; stop fault=f; invoke req=q sure=true at=13s; terminal req=q outcome=fail;` + calm},
 	{"CLASS", "a broken rule", begin + `invoke req=q;` + take + give + `ended req=q run=r class=protocol; terminal req=q outcome=fail;` + calm},

@@ -19,7 +19,7 @@
 //	INV2  What a caller got is a beginning of what one provider gave, in order and
 //	      exact; all of it, and all of the request read, where the outcome is ok.
 //	CLASS No attempt ends with a class that means a broken rule, or for want of a place
-//	      that its slot promised.
+//	      that its slot promised; no session is fenced for rules it did not break.
 //	INV3  A slot is released once, for the generation it was taken under, and none is
 //	      held in the end.
 //	INV4  The slots of a provider never exceed its capacity.

@@ -28,7 +28,7 @@ const (
 	Register  Kind = "register"  // Node, Gen: accepted
 	Ready     Kind = "ready"     // Node, Gen: the acknowledgement is out
 	Connected Kind = "connected" // Node, Gen
-	Fenced    Kind = "fenced"    // Node, Gen
+	Fenced    Kind = "fenced"    // Node, Gen; How: the cause
 	Stale     Kind = "stale"     // Node, Gen: a message of an older generation; Changed, if it changed something
 	Resent    Kind = "resent"    // Run: a frame went out again
 	Up        Kind = "up"        // Node, or Edge where it is empty: the process runs

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/iop-fabric/iop/edge/registry"
 	"github.com/iop-fabric/iop/internal/history"
 	"github.com/iop-fabric/iop/wire"
 )
@@ -15,6 +16,7 @@ func (w *world) build() {
 	r := w.plan
 	w.checker = history.NewChecker(history.Options{LiveBound: liveBound, Stubborn: true, Never: []string{
 		string(wire.Invalid), string(wire.Protocol), string(wire.UnknownAdapter), string(wire.Credential), string(wire.Internal),
+		string(registry.Misbehaving),
 	}})
 	w.broker = newServer(w)
 	for i := range 1 + r.IntN(3) {

@@ -137,7 +137,7 @@ func TestRegressions(t *testing.T) {
 // floors is what many schedules must show together, or they show nothing.
 func floors(schedules int64) history.Floors {
 	return history.Floors{
-		OKCalm: 0.6, OKFaulted: 0.2,
+		OKCalm: 0.8, OKFaulted: 0.2,
 		FaultsHit: schedules, Resent: schedules, Redispatched: schedules / 10, Fences: schedules / 2,
 		FencedSlots: schedules / 10, Stale: schedules / 100, Unknowns: schedules / 20,
 	}
