@@ -70,13 +70,14 @@ type request struct {
 }
 
 type run struct {
-	sent   []Event // not yet seen at the caller
-	parts  uint64
-	bytes  int64
-	served bool
-	end    Event
-	over   bool // nobody compares it any more
-	short  bool // the caller's last part was shorter than its provider's
+	sent      []Event // not yet seen at the caller
+	parts     uint64
+	bytes     int64
+	served    bool
+	end       Event
+	cancelled bool // before its request came
+	over      bool // nobody compares it any more
+	short     bool // the caller's last part was shorter than its provider's
 }
 
 type slot struct {
@@ -153,6 +154,12 @@ func (c *Checker) Add(e Event) {
 		c.invoke(e)
 	case Dispatch:
 		c.dispatch(e)
+	case Cancel:
+		c.run(e.Run).cancelled = true
+	case Begin:
+		if c.run(e.Run).cancelled {
+			c.breach("C1", "run %s was cancelled before it came, and is served", e.Run)
+		}
 	case Sent:
 		c.sent(e)
 	case Served:

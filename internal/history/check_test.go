@@ -96,6 +96,7 @@ var good = map[string]string{
 	"no place after a cancel's bound": begin + `invoke req=q;` + take + `release slot=1 gen=1 how=cancel_bound; ended req=q run=r class=capacity; terminal req=q outcome=fail;` + calm,
 	"sure, but for a fault":           begin + `invoke req=q sure=true; start fault=f; stop fault=f; terminal req=q outcome=fail;` + calm,
 	"sure, but shortly after a fault": begin + `start fault=f; stop fault=f; invoke req=q sure=true at=11s; terminal req=q outcome=fail;` + calm,
+	"cancelled while it is served":    begin + `invoke req=q;` + take + `begin run=r; cancel run=r;` + give + `terminal req=q outcome=fail;` + calm,
 	"a node that stays down":          begin + `fenced node=a gen=1; down node=a; end`,
 }
 
@@ -158,6 +159,7 @@ var bad = []struct{ rule, name, text string }{
 	{"VOID", "time goes back", begin + `paused at=1ms;` + calm},
 	{"INV1", "a finished run goes on", begin + `invoke req=q;` + take + whole + give + okay + `served run=r seq=1 n=3;` + calm},
 	{"INV2", "a finished run runs again", begin + `invoke req=q;` + take + whole + give + okay + `sent run=r seq=1 n=3 sum=7;` + calm},
+	{"C1", "served though it was cancelled", begin + `invoke req=q;` + take + `cancel run=r; begin run=r;` + give + `terminal req=q outcome=fail;` + calm},
 	{"CLASS", "an honest session is fenced", begin + `fenced node=a gen=1 how=protocol;` + next2 + calm2},
 	{"CALM", "refused before any fault", begin + `invoke req=q sure=true; terminal req=q outcome=fail class=unreachable; start fault=f; stop fault=f;` + calm},
 	{"CALM", "refused long after a fault", begin + `start fault=f; stop fault=f; invoke req=q sure=true at=13s; terminal req=q outcome=fail;` + calm},

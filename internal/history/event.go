@@ -16,6 +16,8 @@ type Kind string
 const (
 	Invoke    Kind = "invoke"    // Req; Until; N, Sum of the request's body; Probe; Sure: but for faults it is ok
 	Dispatch  Kind = "dispatch"  // Req, Run, Slot, Node, Gen, Provider
+	Cancel    Kind = "cancel"    // Run: its cancel reached the Node before the request did
+	Begin     Kind = "begin"     // Run: its provider is called
 	Sent      Kind = "sent"      // Run; Seq, N, Sum: a part of the answer, by its provider
 	Served    Kind = "served"    // Run; Seq, N: parts and bytes in all; Read: how much of the body was read, Sum
 	Frame     Kind = "frame"     // Req, Run; Seq, N, Sum: a part, at the caller
@@ -128,7 +130,7 @@ func Read(r io.Reader, fn func(Event)) error {
 var known = func() map[Kind]bool {
 	m := map[Kind]bool{}
 	for _, k := range []Kind{
-		Invoke, Dispatch, Sent, Served, Frame, Ended, Terminal, Capacity, Take, Release, Alloc,
+		Invoke, Dispatch, Cancel, Begin, Sent, Served, Frame, Ended, Terminal, Capacity, Take, Release, Alloc,
 		Register, Ready, Connected, Fenced, Stale, Resent, Up, Down, Paused, Resumed, Start, Stop, End,
 	} {
 		m[k] = true

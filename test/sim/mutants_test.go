@@ -112,6 +112,10 @@ var mutants = []mutant{
 			"	if n == nil || e.Gen > n.gen {\n		n, out = r.supersede(now, e.Node, e.Gen, out)\n	}\n	n.instance, n.software", "	if n == nil || e.Gen != n.gen {\n		n, out = r.supersede(now, e.Node, e.Gen, out)\n	}\n	n.instance, n.software",
 		},
 	},
+	{
+		name: "a cancel that overtakes its request is forgotten", file: "node/streams.go", rule: "C1",
+		patch: []string{"		s.early.add(run, now)\n", "		_ = now\n"},
+	},
 }
 
 // overlay writes the mutant's source, and the file that has go test use it.
@@ -151,7 +155,7 @@ func TestMutantsApply(t *testing.T) {
 	}
 }
 
-var ruleBroken = regexp.MustCompile(`(?m)^\s+((?:INV|LIVE)\d|CLASS|CALM|LEAK|PANIC|VOID) at [^:]*: (.*)$`)
+var ruleBroken = regexp.MustCompile(`(?m)^\s+((?:INV|LIVE|C)\d|CLASS|CALM|LEAK|PANIC|VOID) at [^:]*: (.*)$`)
 
 // Each mutant must be found by the rule it breaks, within the seeds of TestSimulation.
 func TestMutants(t *testing.T) {

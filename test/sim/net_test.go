@@ -90,12 +90,18 @@ func (p *path) send(size int, deliver func()) {
 		}
 		// What was on its way when the Edge's connection went is lost, or comes late
 		// out of a server's buffer, after what was sent anew.
-		if w.edge.away || (w.edge.epoch != epoch && !chance(w.net, 0.3)) {
-			w.counts.lost++
+		if w.edge.away || w.edge.epoch != epoch {
+			if !chance(w.net, 0.3) {
+				w.counts.lost++
+				return
+			}
+			w.after(between(w.net, 0, 6*time.Second), func() {
+				if b.life == life && b.up && !w.edge.away && !p.cut {
+					w.counts.late++
+					deliver()
+				}
+			})
 			return
-		}
-		if w.edge.epoch != epoch {
-			w.counts.late++
 		}
 		deliver()
 	}

@@ -38,6 +38,7 @@ type nodeProc struct {
 	conn     *nodeConn
 	tunnels  *node.Tunnels
 	sent     map[frameID]bool
+	asked    map[string]bool // the runs whose request came
 
 	resting, gone  bool // drained by the operator; not configured
 	cutUp, cutDown bool // partitioned
@@ -57,7 +58,7 @@ func (n *nodeProc) provider() string { return n.name + "/" + adapterName + "/m" 
 func (n *nodeProc) begin() {
 	n.up, n.vanished = true, false
 	n.life++
-	n.sent = map[frameID]bool{}
+	n.sent, n.asked = map[frameID]bool{}, map[string]bool{}
 	n.instance = n.name + runID(n.life)
 	n.core = session.New(session.Config{
 		Policy: session.Policy{Interval: reconnectWait}, StopGrace: 3 * time.Second,
@@ -265,6 +266,12 @@ func (n *nodeProc) receive(c *nodeConn, m message) {
 		return
 	}
 	n.w.starting = n
+	switch {
+	case m.verb == subjects.Tunnel:
+		n.asked[m.run] = true
+	case m.verb == subjects.Cancel && !n.asked[m.run]:
+		n.w.event(history.Event{Kind: history.Cancel, Run: m.run})
+	}
 	if !n.tunnels.Receive(subjects.Message{Session: c.id, Verb: m.verb, Run: m.run}, m.data) {
 		m.toNode.Gen = c.id.Gen
 		n.step(m.toNode)
@@ -323,6 +330,7 @@ func (p *provider) Exchange(ctx context.Context, ex agent.Exchange, sink agent.S
 	w := p.n.w
 	q := w.attempts[ex.RunID]
 	a := q.answer
+	w.event(history.Event{Kind: history.Begin, Run: ex.RunID})
 	read, sum := int64(0), uint32(0)
 	if ex.Body != nil {
 		buf := make([]byte, 0, ex.BodySize)

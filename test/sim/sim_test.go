@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -22,6 +23,7 @@ import (
 )
 
 var (
+	fileFlag  = flag.String("history", "", "with -seed: write the history to this `file`, as lines of JSON")
 	seedFlag  = flag.Uint64("seed", 0, "replay this seed with a full trace")
 	timeFlag  = flag.Duration("sim", 0, "how long to simulate fresh seeds; 0: a few seeds only")
 	firstFlag = flag.Uint64("first", 0, "the first fresh seed; 0: by the clock")
@@ -43,8 +45,11 @@ type outcome struct {
 }
 
 // simulate plays one seed to its end.
-func simulate(seed uint64, trace io.Writer) (o outcome) {
+func simulate(seed uint64, trace io.Writer) outcome { return play(seed, trace, nil) }
+
+func play(seed uint64, trace io.Writer, record func(history.Event)) (o outcome) {
 	w := newWorld(seed, trace)
+	w.record = record
 	o.seed = seed
 	defer func() {
 		if r := recover(); r != nil {
@@ -77,7 +82,21 @@ func TestReplay(t *testing.T) {
 	if *seedFlag == 0 {
 		t.Skip("make sim SEED=n")
 	}
-	o := simulate(*seedFlag, os.Stdout)
+	var record func(history.Event)
+	if *fileFlag != "" {
+		f, err := os.Create(*fileFlag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		enc := json.NewEncoder(f)
+		record = func(e history.Event) {
+			if err := enc.Encode(e); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	o := play(*seedFlag, os.Stdout, record)
 	t.Logf("seed %d: hash %x, %v simulated, %+v, %+v", o.seed, o.hash, o.took, o.history, o.counts)
 	if len(o.breaches) > 0 {
 		report(t, o)
@@ -91,6 +110,24 @@ func TestSameSeedSameHistory(t *testing.T) {
 		if a.hash != b.hash {
 			t.Errorf("seed %d: %x, then %x", seed, a.hash, b.hash)
 		}
+	}
+}
+
+// A history that was written is judged as it was when it happened.
+func TestWrittenHistoryIsJudgedAlike(t *testing.T) {
+	var file bytes.Buffer
+	enc := json.NewEncoder(&file)
+	o := play(7, nil, func(e history.Event) {
+		if err := enc.Encode(e); err != nil {
+			t.Error(err)
+		}
+	})
+	c := history.NewChecker(history.Options{LiveBound: liveBound})
+	if err := history.Read(&file, c.Add); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Breaches()) > 0 || c.Counts() != o.history {
+		t.Errorf("%v\n%+v\n%+v", c.Breaches(), c.Counts(), o.history)
 	}
 }
 

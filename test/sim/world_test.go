@@ -41,7 +41,8 @@ type world struct {
 
 	checker *history.Checker
 	hash    uint64
-	trace   io.Writer // nil: none
+	trace   io.Writer           // nil: none
+	record  func(history.Event) // nil: nobody wants the events
 
 	swarm    swarm
 	stubborn bool          // a provider hangs until the calm
@@ -176,6 +177,9 @@ func (w *world) event(e history.Event) {
 	}
 	e.At = int64(w.now.Sub(epoch))
 	w.checker.Add(e)
+	if w.record != nil {
+		w.record(e)
+	}
 	w.mix(uint64(e.At), e.Gen, e.Slot, e.Seq, uint64(e.N), uint64(e.Sum), uint64(e.Read)) //nolint:gosec // a hash
 	for _, s := range []string{string(e.Kind), e.Req, e.Run, e.Node, e.Provider, string(e.Outcome), e.Class, e.How, e.Fault} {
 		w.mixString(s)
