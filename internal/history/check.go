@@ -18,6 +18,8 @@ type Options struct {
 	// Never are classes that no attempt ends with, and causes that no session is fenced
 	// for, where every part is honest (J8).
 	Never []string
+	// Outlived: the faults are all such as sessions and their streams outlive (J5).
+	Outlived bool
 	// Stubborn: there are providers that do not return when they are cancelled, so a
 	// Node may have no place where Edge has (W9).
 	Stubborn bool
@@ -114,8 +116,10 @@ func NewChecker(opt Options) *Checker {
 	}
 }
 
-// Stubborn changes the option of this name.
-func (c *Checker) Stubborn(on bool) { c.opt.Stubborn = on }
+// Expect changes the options of these names.
+func (c *Checker) Expect(stubborn, outlived bool) {
+	c.opt.Stubborn, c.opt.Outlived = stubborn, outlived
+}
 
 // Breaches are the rules broken so far, the first ones.
 func (c *Checker) Breaches() []Breach { return c.breaches }
@@ -335,8 +339,12 @@ func (c *Checker) terminal(e Event) {
 	if until := max(q.invoke.Until, c.resumed); q.invoke.Until > 0 && e.At > until+int64(c.opt.Grace) {
 		c.breach("LIVE2", "%s ends %v after its deadline", e.Req, time.Duration(e.At-until))
 	}
-	if q.invoke.Sure && q.calm && e.Outcome != OK {
+	switch {
+	case !q.invoke.Sure || e.Outcome == OK:
+	case q.calm:
 		c.breach("CALM", "%s ends as %s (%s), and there was no fault", e.Req, e.Outcome, e.Class)
+	case c.opt.Outlived:
+		c.breach("J5", "%s ends as %s (%s), and no fault was more than it outlives", e.Req, e.Outcome, e.Class)
 	}
 	q.done = true
 	r := c.runs[q.attempt]

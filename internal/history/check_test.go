@@ -190,6 +190,17 @@ func TestBadHistoriesAreFlagged(t *testing.T) {
 	t.Logf("%d bad histories %v, %d good ones", len(bad), rules, len(good))
 }
 
+// The same history is good or bad by what its faults were.
+func TestOutlivedFaults(t *testing.T) {
+	text := begin + `invoke req=q sure=true; start fault=f; stop fault=f; terminal req=q outcome=fail;` + calm
+	if b := judge(parse(t, text), Options{Outlived: true}).Breaches(); len(b) != 1 || b[0].Rule != "J5" {
+		t.Error(b)
+	}
+	if b := judge(parse(t, strings.Replace(text, "sure=true", "", 1)), Options{Outlived: true}).Breaches(); len(b) != 0 {
+		t.Error(b)
+	}
+}
+
 // What callers and providers alone recorded knows no slots and no nodes.
 func TestPartialHistories(t *testing.T) {
 	for name, c := range map[string]struct{ rule, text string }{

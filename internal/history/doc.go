@@ -20,6 +20,7 @@
 //	      exact; all of it, and all of the request read, where the outcome is ok.
 //	CLASS No attempt ends with a class that means a broken rule, or for want of a place
 //	      that its slot promised; no session is fenced for rules it did not break.
+//	J5    Where all faults are such as streams outlive, such a request is ok beside them.
 //	C1    A run whose cancel overtook its request does not reach its provider.
 //	INV3  A slot is released once, for the generation it was taken under, and none is
 //	      held in the end.

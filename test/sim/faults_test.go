@@ -16,6 +16,9 @@ type swarm struct {
 	kinds  [faultKinds]int
 	config float64 // configurations that do not apply
 	deaf   float64 // connections whose end the session service is not told of
+	// outages of the Edge's connection, each so short and so far from the next that
+	// every session outlives them (J5); nothing else goes wrong then.
+	outages int
 }
 
 type faultKind uint8
@@ -53,6 +56,10 @@ func drawSwarm(r *rand.Rand) (s swarm) {
 	if r.IntN(20) == 0 {
 		return s // a calm one
 	}
+	if r.IntN(8) == 0 {
+		s.outages = 1 + r.IntN(3)
+		return s
+	}
 	for k := range s.kinds {
 		if r.IntN(3) == 0 {
 			s.kinds[k] = 1 + r.IntN(4)
@@ -80,25 +87,33 @@ func (w *world) schedule() {
 	r := w.fault
 	w.quietAt = epoch.Add(w.swarm.span)
 	nth := 0
+	begin := func(kind faultKind, at time.Time, d time.Duration) {
+		nth++
+		heal := w.prepare(kind, at)
+		if end := at.Add(d); end.After(w.quietAt) {
+			w.quietAt = end
+		}
+		name := faultNames[kind] + strconv.Itoa(nth)
+		w.at(at, func() {
+			w.event(history.Event{Kind: history.Start, Fault: name})
+			undo := heal()
+			w.after(d, func() {
+				undo()
+				w.event(history.Event{Kind: history.Stop, Fault: name})
+			})
+		})
+	}
+	at := epoch
+	for range w.swarm.outages {
+		at = at.Add(between(r, 3*heartbeatInterval, 6*heartbeatInterval))
+		d := between(r, time.Millisecond, heartbeatBound-2*time.Second)
+		begin([]faultKind{faultEdgeAway, faultEdgeHole}[r.IntN(2)], at, d)
+		at = at.Add(d)
+	}
 	for k, count := range w.swarm.kinds {
 		kind := faultKind(k) //nolint:gosec // few
 		for range count {
-			nth++
-			at := epoch.Add(between(r, 0, w.swarm.span))
-			heal := w.prepare(kind, at)
-			d := lasts(r, kind)
-			if end := at.Add(d); end.After(w.quietAt) {
-				w.quietAt = end
-			}
-			name := faultNames[kind] + strconv.Itoa(nth)
-			w.at(at, func() {
-				w.event(history.Event{Kind: history.Start, Fault: name})
-				undo := heal()
-				w.after(d, func() {
-					undo()
-					w.event(history.Event{Kind: history.Stop, Fault: name})
-				})
-			})
+			begin(kind, epoch.Add(between(r, 0, w.swarm.span)), lasts(r, kind))
 		}
 	}
 }

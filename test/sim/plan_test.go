@@ -46,7 +46,7 @@ func (w *world) build() {
 		}
 		w.at(at, q.invoke)
 	}
-	w.checker.Stubborn(w.stubborn)
+	w.checker.Expect(w.stubborn, w.swarm.outages > 0)
 	w.at(w.quietAt.Add(liveBound), w.probe)
 }
 

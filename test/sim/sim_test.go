@@ -180,7 +180,7 @@ func floors(schedules int64) history.Floors {
 	}
 }
 
-// Contract: J1 J2 J3 J4 J5 F1 F2 F3 F5 F9 F10 R4 R9 P7 P8 P9 T3 C1 U3
+// Contract: J1 J2 J3 J4 J5 F2 F3 F5 F10 R9 P7 P8 T3 C1
 func TestSimulation(t *testing.T) {
 	first, next := *firstFlag, atomic.Uint64{}
 	if first == 0 && *timeFlag > 0 {
