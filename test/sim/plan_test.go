@@ -28,6 +28,7 @@ func (w *world) build() {
 	}
 	w.edge = newEdge(w)
 	w.swarm = drawSwarm(w.fault)
+	w.uploads = r.IntN(8) == 0
 	w.schedule()
 	for _, n := range w.nodes {
 		w.after(between(w.sched, 0, 100*time.Millisecond), n.restart)
@@ -116,6 +117,13 @@ func (w *world) drawRequest() *request {
 	}
 	if r.IntN(20) == 0 {
 		q.breaks = 1 + r.IntN(5)
+	}
+	if w.uploads {
+		q.body = content[:wire.MaxBody+1+r.IntN(1<<20)]
+		q.answer.readPace = between(r, 0, 200*time.Millisecond)
+		if r.IntN(3) == 0 {
+			q.leaves = epoch.Add(between(r, 0, 3*time.Second))
+		}
 	}
 	return q
 }

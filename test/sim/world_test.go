@@ -47,6 +47,7 @@ type world struct {
 	swarm    swarm
 	stubborn bool          // a provider hangs until the calm
 	patience time.Duration // the longest wait for a place; 0: the product's
+	uploads  bool          // every request has a large body, read slowly
 	resting  bool          // something was skipped
 	lazy     float64       // how often a part that was woken does not run at once
 	quietAt  time.Time     // the last fault is over
