@@ -4,9 +4,18 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/iop-fabric/iop/wire"
 )
+
+// bodyBound is how long nothing of a request's body may come while the exchange waits
+// for it. An Edge that still has something to send repeats it sooner than that, and
+// asks for credit no more seldom than every eight seconds; one that gave up has sent a
+// cancel, which may be lost.
+const bodyBound = 10 * time.Second
+
+var errBodySilent = wire.Errorf(wire.Protocol, "nothing came of the request's body for %v", bodyBound)
 
 var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before its announced size")
 
@@ -15,6 +24,7 @@ var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before it
 type bodyReader struct {
 	ctx      context.Context //nolint:containedctx // an io.Reader has no other way to be interrupted
 	watch    *watch          // off while a Read waits: it is Edge that owes
+	run      runner
 	consumed func(frame int)
 	more     chan struct{}
 
@@ -25,10 +35,12 @@ type bodyReader struct {
 	size   int    // of that frame
 	err    error  // after the frames: io.EOF, or why there is no more
 	closed bool
+	waits  bool      // a Read does
+	came   time.Time // the last frame, or when waits was set last
 }
 
-func newBodyReader(ctx context.Context, w *watch, size int64, consumed func(int)) *bodyReader {
-	return &bodyReader{ctx: ctx, watch: w, left: size, consumed: consumed, more: make(chan struct{}, 1)}
+func newBodyReader(ctx context.Context, w *watch, run runner, size int64, consumed func(int)) *bodyReader {
+	return &bodyReader{ctx: ctx, watch: w, run: run, left: size, consumed: consumed, more: make(chan struct{}, 1)}
 }
 
 // Read implements io.Reader.
@@ -67,11 +79,39 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 func (r *bodyReader) wait() error {
 	r.watch.pause()
 	defer r.watch.resume()
-	select {
-	case <-r.more:
+	r.setWaits(true)
+	defer r.setWaits(false)
+	if r.run.wait(r.ctx, r.more) {
 		return nil
-	case <-r.ctx.Done():
-		return context.Cause(r.ctx)
+	}
+	return context.Cause(r.ctx)
+}
+
+func (r *bodyReader) setWaits(on bool) {
+	r.mu.Lock()
+	r.waits, r.came = on, r.run.now()
+	r.mu.Unlock()
+}
+
+// frame notes that one came, whatever becomes of it.
+func (r *bodyReader) frame(now time.Time) {
+	r.mu.Lock()
+	r.came = now
+	r.mu.Unlock()
+}
+
+// look says when to look again, and whether the body has fallen silent while a Read
+// waits for it; zero: never again.
+func (r *bodyReader) look(now time.Time) (next time.Time, silent bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch next = r.came.Add(bodyBound); {
+	case r.closed || r.err != nil:
+		return time.Time{}, false
+	case !r.waits:
+		return now.Add(bodyBound), false
+	default:
+		return next, due(now, next)
 	}
 }
 

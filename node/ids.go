@@ -3,16 +3,17 @@ package node
 import "time"
 
 // ids remembers run ids, the newest up to a bound, each for a while. The oldest
-// is forgotten first, so its memory has a fixed size.
+// is forgotten first, so its memory is bounded.
 type ids struct {
-	keep time.Duration
-	at   map[string]time.Time
-	ring []string
-	next int
+	keep  time.Duration
+	bound int
+	at    map[string]time.Time
+	ring  []string
+	next  int
 }
 
 func newIDs(bound int, keep time.Duration) *ids {
-	return &ids{keep: keep, at: map[string]time.Time{}, ring: make([]string, 0, bound)}
+	return &ids{keep: keep, bound: bound, at: map[string]time.Time{}}
 }
 
 func (m *ids) add(id string, now time.Time) {
@@ -20,7 +21,7 @@ func (m *ids) add(id string, now time.Time) {
 		m.at[id] = now
 		return
 	}
-	if len(m.ring) < cap(m.ring) {
+	if len(m.ring) < m.bound {
 		m.ring = append(m.ring, id)
 	} else {
 		delete(m.at, m.ring[m.next])

@@ -53,7 +53,7 @@ const outgoingBuffer = 16
 func (n *Node) newLink(ctx context.Context, id subjects.Session, conn bus.Conn) (*link, error) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	l := &link{id: id, conn: conn, ctx: ctx, cancel: cancel, idle: make(chan struct{}, 1), out: make(chan outgoing, outgoingBuffer), nonce: identity.NewNonce()}
-	l.streams = newStreams(ctx, n, id, conn, l.idle)
+	l.streams = newStreams(ctx, n.host, goroutines{}, id, conn, l.idle)
 	if _, err := conn.Subscribe(id.DownWildcard(), func(m bus.Msg) { n.receive(l, m) }); err != nil {
 		cancel(err)
 		return nil, err

@@ -46,6 +46,7 @@ type stream struct {
 	deadline time.Time        // timeout_sec, counted from acceptance; zero: none
 	forceAt  time.Time        // a cancelled exchange may take this long; zero: not cancelled
 	lookAt   time.Time        // when to look whether the provider stalls; zero: never again
+	bodyAt   time.Time        // when to look whether the request's body still comes; the same
 	answered bool             // a frame went out
 	ackOwed  bool             // it stands in the loop's list of acknowledgements
 	bodyOwed bool             // it is the body's, not only the request's
@@ -130,19 +131,14 @@ func (st *stream) frame(f *iopv1.ProviderTunnelFrame, terminal bool) bool {
 func (st *stream) waitRoom() bool {
 	st.watch.pause()
 	defer st.watch.resume()
-	select {
-	case <-st.room:
-		return true
-	case <-st.ctx.Done():
-		return false
-	}
+	return st.all.run.wait(st.ctx, st.room)
 }
 
 // fail ends the stream with an ERROR, unless it has ended already.
 func (st *stream) fail(why *wire.Error) {
 	f := iopv1.ProviderTunnelFrame{
 		Kind: iopv1.ProviderTunnelFrame_ERROR, Error: why.Message, ErrorClass: string(why.Class),
-		TimestampUnixNanos: time.Now().UnixNano(),
+		TimestampUnixNanos: st.all.run.now().UnixNano(),
 	}
 	if f.Error == "" {
 		f.Error = "failed: " + f.ErrorClass
@@ -270,7 +266,7 @@ func (s *sink) start() error {
 	s.sent, s.small = true, false
 	s.f = iopv1.ProviderTunnelFrame{
 		Kind: iopv1.ProviderTunnelFrame_RESPONSE_START, Status: s.status, Headers: s.header,
-		Body: s.held, TimestampUnixNanos: time.Now().UnixNano(),
+		Body: s.held, TimestampUnixNanos: s.st.all.run.now().UnixNano(),
 	}
 	if s.watch {
 		s.tail.write(s.held)
@@ -370,7 +366,7 @@ func (s *sink) end() {
 	}
 	s.f = iopv1.ProviderTunnelFrame{
 		Kind: iopv1.ProviderTunnelFrame_END, Trailers: s.trailer,
-		TimestampUnixNanos: time.Now().UnixNano(),
+		TimestampUnixNanos: s.st.all.run.now().UnixNano(),
 	}
 	end := s.tail.bytes()
 	if !s.sent {

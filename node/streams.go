@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,6 +38,11 @@ const (
 	mailBody = wire.MaxWindow + tunnel.TerminalReserve
 )
 
+// neverGiveUp: while the session lives, a stream's frames are repeated until they are
+// acknowledged or Edge says that it does not know the run. Whether Edge is there its
+// heartbeats tell; a stream that gave up before them would leave its caller waiting.
+const neverGiveUp = 1 << 62
+
 // The directions of StreamAck's entries.
 const (
 	dirFrame = "frame" // of the frames a Node sends
@@ -58,6 +64,7 @@ type streams struct {
 	id      subjects.Session
 	conn    bus.Conn
 	host    *host
+	run     runner
 	metrics *metrics
 	log     *slog.Logger
 	buffers buffers
@@ -89,9 +96,9 @@ type streams struct {
 	pack    []byte
 }
 
-func newStreams(ctx context.Context, n *Node, id subjects.Session, conn bus.Conn, idle chan<- struct{}) *streams {
+func newStreams(ctx context.Context, h *host, run runner, id subjects.Session, conn bus.Conn, idle chan<- struct{}) *streams {
 	return &streams{
-		id: id, conn: conn, host: n.host, metrics: n.metrics, log: n.log, ctx: ctx,
+		id: id, conn: conn, host: h, run: run, metrics: h.metrics, log: h.log, ctx: ctx,
 		ackTo: id.Up(subjects.Ack, ""), wake: make(chan struct{}, 1), idle: idle,
 		byRun: map[string]*stream{}, finished: newIDs(maxFinished, keepFinished), early: newIDs(maxEarly, keepEarly),
 	}
@@ -118,7 +125,7 @@ func (s *streams) count() int {
 
 // request takes a ProviderTunnelRequest.
 func (s *streams) request(run string, data []byte) {
-	now := time.Now()
+	now := s.run.now()
 	s.mu.Lock()
 	if st := s.byRun[run]; st != nil { // I1: the first is left alone
 		s.mu.Unlock()
@@ -190,21 +197,22 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 	st := &stream{
 		all: s, run: run, subject: s.id.Up(subjects.Frame, run), ctx: ctx, cancel: cancel, began: now,
 		lists: req.GetOperation() == opModels, room: make(chan struct{}, 1), index: -1,
-		sender: tunnel.NewSender(tunnel.SenderConfig{Credit: credit, AckDelay: ackDelay}),
+		sender: tunnel.NewSender(tunnel.SenderConfig{Credit: credit, AckDelay: ackDelay, GiveUp: neverGiveUp}),
 	}
 	st.credit = st.sender.Credit()
 	if t := req.GetTimeoutSec(); t > 0 && t <= math.MaxInt64/int64(time.Second) {
 		st.deadline = now.Add(time.Duration(t) * time.Second)
 	}
 	if bound := s.host.stallTimeout(req.GetResponseStallTimeoutMs()); bound > 0 {
-		st.watch.set(now, bound)
+		st.watch.set(s.run.now, now, bound)
 		st.lookAt = now.Add(bound)
 	}
 	if req.GetBodyFollows() && req.GetBodySize() <= math.MaxInt64 {
 		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{MaxWindow: s.bodyWindow()})
-		st.body = newBodyReader(ctx, &st.watch, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
+		st.body = newBodyReader(ctx, &st.watch, s.run, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
+		st.bodyAt = now.Add(bodyBound)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,7 +246,7 @@ func (s *streams) start(st *stream, u use, req *iopv1.ProviderTunnelRequest) {
 	case len(req.GetBody()) > 0:
 		body, size = bytes.NewReader(req.GetBody()), int64(len(req.GetBody()))
 	}
-	go st.serve(u, req, body, size) // the host counts it: take to leave
+	s.run.start(func() { st.serve(u, req, body, size) }) // the host counts it: take to leave
 	st.post(func(m *mail) { m.again = true })
 }
 
@@ -263,7 +271,7 @@ func (s *streams) cancelRun(run string, data []byte) {
 		s.metrics.dropped[dropMalformed].Inc()
 		return
 	}
-	now := time.Now()
+	now := s.run.now()
 	s.mu.Lock()
 	st := s.byRun[run]
 	if st == nil && !s.finished.has(run, now) {
@@ -387,7 +395,7 @@ func (s *streams) loop() {
 			s.over()
 			return
 		}
-		s.round(time.Now())
+		s.round(s.run.now())
 	}
 }
 
@@ -514,6 +522,7 @@ func (s *streams) send(now time.Time, st *stream, ev tunnel.SendEvent) {
 
 // bodyArrived steps the receiving half with one frame of the request's body.
 func (s *streams) bodyArrived(now time.Time, st *stream, f bodyFrame) {
+	st.body.frame(now)
 	last := f.last || f.failed != ""
 	ev := tunnel.RecvEvent{Kind: tunnel.FrameReceived, Seq: f.seq, Body: len(f.data), Terminal: last, Digest: digest(f)}
 	if !s.receive(now, st, ev) {
@@ -634,7 +643,7 @@ func (s *streams) scan(now time.Time) {
 	for i := len(s.timed) - 1; i >= 0; i-- { // backwards: a stream may leave the list
 		st := s.timed[i]
 		if st.hasEnded() {
-			st.deadline, st.forceAt, st.lookAt = time.Time{}, time.Time{}, time.Time{}
+			st.deadline, st.forceAt, st.lookAt, st.bodyAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 		}
 		if due(now, st.deadline) {
 			st.deadline = time.Time{}
@@ -642,6 +651,13 @@ func (s *streams) scan(now time.Time) {
 		}
 		if due(now, st.lookAt) {
 			s.look(now, st)
+		}
+		if due(now, st.bodyAt) {
+			var silent bool
+			if st.bodyAt, silent = st.body.look(now); silent {
+				st.bodyAt = time.Time{}
+				s.breakOff(now, st, errBodySilent)
+			}
 		}
 		if due(now, st.forceAt) {
 			st.forceAt = time.Time{}
@@ -660,7 +676,7 @@ func due(now, at time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // schedule keeps the stream in the list of the timed while something is due.
 func (s *streams) schedule(st *stream) {
-	at := first(first(first(st.sender.Deadline(), st.deadline), st.forceAt), st.lookAt)
+	at := first(first(first(first(st.sender.Deadline(), st.deadline), st.forceAt), st.lookAt), st.bodyAt)
 	switch {
 	case at.IsZero():
 		s.unschedule(st)
@@ -716,7 +732,7 @@ func (s *streams) ended(st *stream, why *wire.Error) {
 	s.metrics.terminals[class].Inc()
 	if s.log.Enabled(s.ctx, level) {
 		s.log.LogAttrs(s.ctx, level, evTunnel, slog.String(keyRun, st.run), slog.Any(keyClass, class),
-			slog.Duration(keyDuration, time.Since(st.began)))
+			slog.Duration(keyDuration, s.run.now().Sub(st.began)))
 	}
 }
 
@@ -728,6 +744,7 @@ func (s *streams) cutRest() {
 		rest = append(rest, st)
 	}
 	s.mu.Unlock()
+	slices.SortFunc(rest, func(a, b *stream) int { return strings.Compare(a.run, b.run) })
 	for _, st := range rest {
 		st.interrupt(errStopping)
 	}

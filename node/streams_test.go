@@ -661,7 +661,8 @@ func TestA62SlowCaller(t *testing.T) {
 		if n := r.node.host.open(); n != 0 {
 			t.Errorf("%d exchanges are open", n)
 		}
-		pass(15 * time.Second) // nobody acknowledged: given up, forgotten
+		r.edge.with(func() { r.edge.ack(a.sess, run, a) })
+		synctest.Wait()
 		if n := r.node.link.streams.count(); n != 0 {
 			t.Errorf("%d streams are known", n)
 		}
@@ -825,6 +826,83 @@ func TestBodyBreaches(t *testing.T) {
 						t.Errorf("a frame nobody knows is answered with %v", k)
 					}
 				})
+			})
+		})
+	}
+}
+
+// An Edge that does not acknowledge for a minute, and whose heartbeats come, still gets
+// the terminal: nobody else would tell its caller.
+//
+// Contract: J3 J5
+func TestTerminalIsRepeatedWhileTheSessionLives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{exchange: small("hello")}).ready()
+		defer r.finish()
+		run := wire.NewRunID()
+		a := r.edge.expect(run)
+		r.edge.with(func() { a.mute = true })
+		sent := 0
+		defer r.bus.Tap(r.session().Up(subjects.Frame, run), func(bus.Msg) { sent++ })()
+		r.edge.openAs(run, nil)
+		<-a.ended
+		pass(time.Minute)
+		if sent < 25 { // every two seconds
+			t.Errorf("it was sent %d times in a minute", sent)
+		}
+		r.edge.with(func() { r.edge.ack(a.sess, run, a) })
+		synctest.Wait()
+		if n := r.node.link.streams.count(); n != 0 {
+			t.Errorf("%d streams are not forgotten", n)
+		}
+	})
+}
+
+// An Edge whose cancel was lost sends no more of the body. The exchange that waits for
+// it ends, and its place is free; one whose provider takes its time does not, nor one
+// whose Edge repeats what it sent.
+//
+// Contract: J2 P7 C1
+func TestBodyThatStopsComing(t *testing.T) {
+	for name, c := range map[string]struct {
+		read   bool
+		repeat bool
+		class  string // "": it goes on
+	}{
+		"nobody sends":       {true, false, "protocol"},
+		"the provider rests": {false, false, ""},
+		"the sender repeats": {true, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{exchange: func(ctx context.Context, ex agent.Exchange, _ agent.Sink) error {
+					if !c.read {
+						<-ctx.Done()
+						return context.Cause(ctx)
+					}
+					_, err := io.ReadAll(ex.Body)
+					return err
+				}}).ready()
+				defer r.finish()
+				run, a := r.edge.open(func(q *iopv1.ProviderTunnelRequest) { q.BodyFollows, q.BodySize = true, 2 })
+				first := &iopv1.BodyFrame{RunId: run, Sequence: 1, Body: []byte("x")}
+				r.edge.send(a.sess, subjects.Body, run, first)
+				for range 4 {
+					pass(bodyBound / 2)
+					if c.repeat {
+						r.edge.send(a.sess, subjects.Body, run, first)
+					}
+				}
+				synctest.Wait()
+				if got := r.edge.class(a); got != c.class {
+					t.Errorf("it ended as %q", got)
+				}
+				used := r.node.host.open()
+				if (c.class == "") != (used == 1) {
+					t.Errorf("%d exchanges are under way", used)
+				}
+				r.edge.cancel(run)
+				synctest.Wait()
 			})
 		})
 	}

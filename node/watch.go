@@ -13,6 +13,7 @@ import (
 // before a stall could be over the bound, so a busy stream costs it one look a bound.
 type watch struct {
 	began time.Time
+	now   func() time.Time
 	bound time.Duration // of silence; 0: nothing is watched
 	// last is the provider's last byte, or the end of the last wait that was not
 	// for it, since began.
@@ -23,13 +24,17 @@ type watch struct {
 }
 
 // set makes a watch that is off until the provider call begins.
-func (w *watch) set(began time.Time, bound time.Duration) {
-	w.began, w.bound = began, bound
+func (w *watch) set(now func() time.Time, began time.Time, bound time.Duration) {
+	w.began, w.bound, w.now = began, bound, now
 	w.others.Store(1)
 }
 
 // heard: the provider gave something.
-func (w *watch) heard() { w.last.Store(int64(time.Since(w.began))) }
+func (w *watch) heard() {
+	if w.now != nil { // else nothing is watched
+		w.last.Store(int64(w.now().Sub(w.began)))
+	}
+}
 
 // pause: from here on it is not, or not only, the provider that is waited for.
 func (w *watch) pause() { w.others.Add(1) }

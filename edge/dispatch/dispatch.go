@@ -46,6 +46,8 @@ type Deps struct {
 	Draining func(node string, gen uint64)
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
 }
 
 // Dispatcher runs attempts. It implements Runner; its methods may be called
@@ -54,6 +56,7 @@ type Dispatcher struct {
 	cfg     Config
 	deps    Deps
 	log     *slog.Logger
+	now     func() time.Time
 	metrics *metrics
 	table   *table
 	seats   seats
@@ -91,13 +94,16 @@ func New(cfg Config, deps Deps) *Dispatcher {
 		cfg.StreamMemory = 1 << 30
 	}
 	d := &Dispatcher{
-		cfg: cfg, deps: deps, log: deps.Log,
+		cfg: cfg, deps: deps, log: deps.Log, now: deps.Now,
 		table: newTable(),
 		seats: seats{byID: map[string]*seat{}},
 		kick:  make(chan struct{}, 1),
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
+	}
+	if d.now == nil {
+		d.now = time.Now
 	}
 	d.metrics = newMetrics(deps.Metrics, d.Open)
 	return d
@@ -118,7 +124,7 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 	if !d.own(s, m) {
 		return
 	}
-	now := time.Now()
+	now := d.now()
 	f := frames.Get().(*frame)
 	decoded := len(data) <= wire.MaxMessage && f.UnmarshalVTUnsafe(data) == nil
 	f.size = len(data)
@@ -300,7 +306,7 @@ func (d *Dispatcher) apply(s *stream, o orders, direct bool) {
 		if o.give == pool.ByTerminal {
 			acked = s.last()
 		}
-		d.table.remove(s, acked, time.Now().Unix())
+		d.table.remove(s, acked, d.now().Unix())
 	}
 	if o.give != 0 {
 		d.metrics.returns[o.give].Inc()
@@ -318,7 +324,7 @@ func (d *Dispatcher) apply(s *stream, o orders, direct bool) {
 		if !direct {
 			d.cancels = append(d.cancels, s)
 		}
-		d.bounds = append(d.bounds, cancelBound{s: s, due: time.Now().Add(d.cfg.CancelBound)})
+		d.bounds = append(d.bounds, cancelBound{s: s, due: d.now().Add(d.cfg.CancelBound)})
 		tell := !direct || len(d.bounds) == 1
 		d.mu.Unlock()
 		if tell {
@@ -365,7 +371,7 @@ func (d *Dispatcher) publish(s *stream, v subjects.Verb, data []byte) error {
 func (d *Dispatcher) offend(sess *session, b breach, weight float64, run string) {
 	d.metrics.breaches[b].Inc()
 	sess.mu.Lock()
-	lost := sess.conduct.offend(time.Now().Unix(), weight)
+	lost := sess.conduct.offend(d.now().Unix(), weight)
 	given := sess.conduct.lost
 	sess.mu.Unlock()
 	if weight >= severe && (lost || !given) { // bounded by the patience there is

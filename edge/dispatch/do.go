@@ -41,27 +41,47 @@ type call struct {
 
 	timer *time.Timer
 	armed time.Time // when it fires; zero: it does not matter
+	due   time.Time // when it should; zero: nothing is due
 	dirty bool      // something was delivered since the last Flush
+	taken int       // the body of the frame that was delivered last; below 0: none was
 }
 
 // Do implements Runner.
 func (d *Dispatcher) Do(ctx context.Context, a Attempt, w Writer) Result {
-	s, err := d.register(&a)
-	c := call{d: d, s: s, w: w}
+	c := call{d: d, w: w, taken: -1}
+	if c.begin(ctx, &a) {
+		return c.res
+	}
+	for {
+		more, over := c.turn()
+		if over {
+			return c.res
+		}
+		if err := c.wait(ctx, !more); err != nil {
+			return c.cut(err)
+		}
+	}
+}
+
+// begin sends the attempt; over: nothing left Edge, and the result is there.
+func (c *call) begin(ctx context.Context, a *Attempt) (over bool) {
+	s, err := c.d.register(a)
+	c.s = s
 	if err == nil && ctx.Err() != nil {
 		err = gone(ctx)
 	}
 	if err == nil {
-		err = c.send(&a)
+		err = c.send(a)
 	}
-	if err != nil {
-		d.unsent(s)
-		if cut := s.cutErr(); cut != nil { // its fence came first
-			err = cut
-		}
-		return c.end(err)
+	if err == nil {
+		return false
 	}
-	return c.run(ctx)
+	c.d.unsent(s)
+	if cut := s.cutErr(); cut != nil { // its fence came first
+		err = cut
+	}
+	c.end(err)
+	return true
 }
 
 func (d *Dispatcher) unsent(s *stream) {
@@ -77,7 +97,7 @@ func (s *stream) cutErr() *wire.Error {
 // end makes the result; the slot is another matter, and settled elsewhere.
 func (c *call) end(err *wire.Error) Result {
 	if c.up != nil {
-		c.up.stop(time.Now())
+		c.up.stop(c.d.now())
 	}
 	if c.timer != nil {
 		c.timer.Stop()
@@ -126,7 +146,7 @@ func (c *call) send(a *Attempt) *wire.Error {
 		c.d.log.Warn(eventSendFailed, slog.String("run_id", a.RunID), slog.String("verb", string(subjects.Tunnel)), slog.Any("error", err))
 		return wire.Errorf(wire.Unreachable, "the broker does not take the request")
 	}
-	now := time.Now()
+	now := c.d.now()
 	c.request, c.repeat, c.repeatAt = data, firstRepeat, now.Add(firstRepeat)
 	if a.Timeout > 0 {
 		c.deadline = now.Add(a.Timeout)
@@ -146,49 +166,49 @@ func stallMillis(d time.Duration) int64 {
 	return d.Milliseconds()
 }
 
-// run delivers the answer until the attempt is over for the caller.
-func (c *call) run(ctx context.Context) Result {
-	taken := -1 // the body of the frame that was delivered last
-	for {
-		v := c.s.next(taken)
-		taken = -1
-		if v.need != needNone {
-			c.d.owe(c.s, v.need)
-		}
-		if v.cut != nil {
-			return c.leave(v.cut)
-		}
-		if v.heard {
-			c.request, c.repeatAt = nil, time.Time{}
-		}
-		more := v.f != nil
-		if more {
-			taken = len(v.f.Body)
-			terminal, outcome, err := c.deliver(v.f)
-			v.f.recycle()
-			switch {
-			case err != nil:
-				return c.cut(errCallerGone)
-			case terminal:
-				return c.leave(outcome)
-			}
-		}
-		if c.up != nil || v.reconnect {
-			if err := c.upload(&v); err != nil {
-				return c.cut(err)
-			}
-		}
-		if !more && c.dirty {
-			c.dirty = false
-			if c.w.Flush() != nil {
-				return c.cut(errCallerGone)
-			}
-		}
-		c.arm(&v)
-		if err := c.wait(ctx, !more); err != nil {
-			return c.cut(err)
+// turn does what is at hand, one frame of the answer at most. more: there may be
+// more at hand; over: the attempt is over for the caller, with c.res.
+func (c *call) turn() (more, over bool) {
+	v := c.s.next(c.d.now(), c.taken)
+	c.taken = -1
+	if v.need != needNone {
+		c.d.owe(c.s, v.need)
+	}
+	if v.cut != nil {
+		c.leave(v.cut)
+		return false, true
+	}
+	if v.heard {
+		c.request, c.repeatAt = nil, time.Time{}
+	}
+	if more = v.f != nil; more {
+		c.taken = len(v.f.Body)
+		terminal, outcome, err := c.deliver(v.f)
+		v.f.recycle()
+		switch {
+		case err != nil:
+			c.cut(errCallerGone)
+			return false, true
+		case terminal:
+			c.leave(outcome)
+			return false, true
 		}
 	}
+	if c.up != nil || v.reconnect {
+		if err := c.upload(&v); err != nil {
+			c.cut(err)
+			return false, true
+		}
+	}
+	if !more && c.dirty {
+		c.dirty = false
+		if c.w.Flush() != nil {
+			c.cut(errCallerGone)
+			return false, true
+		}
+	}
+	c.arm(&v)
+	return more, false
 }
 
 // upload sends of the request's body what can be sent, and the request itself
@@ -196,7 +216,7 @@ func (c *call) run(ctx context.Context) Result {
 func (c *call) upload(v *view) *wire.Error {
 	lost := v.reconnect
 	if c.up != nil {
-		done, again, err := c.up.step(time.Now(), v)
+		done, again, err := c.up.step(c.d.now(), v)
 		if done {
 			c.up = nil
 		}
@@ -225,10 +245,10 @@ func (c *call) sendAgain() {
 	c.d.metrics.repeats.Inc()
 	_ = c.d.publish(c.s, subjects.Tunnel, c.request) // it is repeated anyhow
 	c.repeat = min(2*c.repeat, lastRepeat)
-	c.repeatAt = time.Now().Add(c.repeat)
+	c.repeatAt = c.d.now().Add(c.repeat)
 }
 
-// arm sets the timer to what is due next; where nothing is, none runs.
+// arm notes what is due next, if anything is.
 func (c *call) arm(v *view) {
 	due := c.deadline
 	sooner := func(t time.Time) {
@@ -245,21 +265,27 @@ func (c *call) arm(v *view) {
 	if c.up != nil {
 		sooner(c.up.sender.Deadline())
 	}
+	c.due = due
+}
+
+// setTimer has the timer fire at due.
+func (c *call) setTimer() {
 	switch {
-	case due.Equal(c.armed):
-	case due.IsZero():
+	case c.due.Equal(c.armed):
+	case c.due.IsZero():
 		c.timer.Stop()
 	case c.timer == nil:
-		c.timer = time.NewTimer(time.Until(due))
+		c.timer = time.NewTimer(time.Until(c.due))
 	default:
-		c.timer.Reset(time.Until(due))
+		c.timer.Reset(time.Until(c.due))
 	}
-	c.armed = due
+	c.armed = c.due
 }
 
 // wait waits for something to do; with more at hand it only looks whether the
 // attempt has to end. The error ends the caller's side.
 func (c *call) wait(ctx context.Context, block bool) *wire.Error {
+	c.setTimer()
 	var fired <-chan time.Time
 	if !c.armed.IsZero() {
 		fired = c.timer.C
@@ -282,7 +308,11 @@ func (c *call) wait(ctx context.Context, block bool) *wire.Error {
 		}
 	}
 	c.armed = time.Time{}
-	now := time.Now()
+	return c.passed(c.d.now())
+}
+
+// passed does what is due by now. The error ends the caller's side.
+func (c *call) passed(now time.Time) *wire.Error {
 	passed := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	switch {
 	case passed(c.deadline):
@@ -330,7 +360,7 @@ func (c *call) deliver(f *frame) (terminal bool, outcome *wire.Error, err error)
 		c.res.Usage = f.Usage
 	}
 	if f.Kind == iopv1.ProviderTunnelFrame_RESPONSE_START {
-		c.res.Started, c.res.Status, c.res.FirstByte = true, int(f.Status), time.Now()
+		c.res.Started, c.res.Status, c.res.FirstByte = true, int(f.Status), c.d.now()
 		c.dirty = true
 		if err := c.w.Start(int(f.Status), f.Headers); err != nil {
 			return terminal, outcome, err
@@ -360,7 +390,7 @@ func (c *call) cut(err *wire.Error) Result {
 
 // leave ends Do's part.
 func (c *call) leave(err *wire.Error) Result {
-	o, n, heard := c.s.leave()
+	o, n, heard := c.s.leave(c.d.now())
 	if n != needNone {
 		c.d.owe(c.s, n)
 	}

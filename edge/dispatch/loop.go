@@ -75,8 +75,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	var (
 		done   = ctx.Done()
 		closed = d.deps.Bus.Closed()
-		out    = &ackWriter{d: d}
-		ackDue time.Time
+		out    = sweep{out: ackWriter{d: d}}
 		result error
 	)
 	timer := time.NewTimer(time.Hour)
@@ -95,26 +94,38 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			result = fmt.Errorf("dispatch: %w", d.closedCause())
 			d.stop(wire.Errorf(wire.SessionEnded, "the connection to the broker ended"))
 		}
-		now := time.Now()
-		d.sendCancels()
-		next := d.passBounds(now, closed == nil)
-		owing := d.owes()
-		stopped := d.stopped.Load() != nil
-		switch {
-		case !owing:
-			ackDue = time.Time{}
-		case d.urgent.Load() || stopped || (!ackDue.IsZero() && !now.Before(ackDue)):
-			out.flush()
-			ackDue = time.Time{}
-		case ackDue.IsZero():
-			ackDue = now.Add(d.cfg.AckDelay)
-		}
-		if stopped && d.live.Load() == 0 && !d.owes() {
+		now := d.now()
+		next := out.do(now, closed == nil)
+		if d.stopped.Load() != nil && d.live.Load() == 0 && !d.owes() {
 			d.log.Debug(eventStopped)
 			return result
 		}
-		timer.Reset(wait(now, ackDue, next))
+		timer.Reset(wait(now, out.ackDue, next))
 	}
+}
+
+// sweep is what Run does each time it wakes.
+type sweep struct {
+	out    ackWriter
+	ackDue time.Time // when what is owed is sent at the latest; zero: nothing is owed
+}
+
+// do sends what is due and says when the next cancel's bound is. all: no cancel can be
+// answered any more.
+func (p *sweep) do(now time.Time, all bool) (next time.Time) {
+	d := p.out.d
+	d.sendCancels()
+	next = d.passBounds(now, all)
+	switch {
+	case !d.owes():
+		p.ackDue = time.Time{}
+	case d.urgent.Load() || d.stopped.Load() != nil || (!p.ackDue.IsZero() && !now.Before(p.ackDue)):
+		p.out.flush()
+		p.ackDue = time.Time{}
+	case p.ackDue.IsZero():
+		p.ackDue = now.Add(d.cfg.AckDelay)
+	}
+	return next
 }
 
 func (d *Dispatcher) closedCause() error {
@@ -152,7 +163,7 @@ func (d *Dispatcher) stop(err *wire.Error) {
 // resume is for a connection that was lost and is there again: what was on its
 // way may be lost, so both sides say where they are.
 func (d *Dispatcher) resume() {
-	now := time.Now()
+	now := d.now()
 	d.table.each(func(s *stream) {
 		s.mu.Lock()
 		again := s.life.cancelled && s.life.held()

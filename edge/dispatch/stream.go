@@ -273,11 +273,11 @@ type view struct {
 
 // next says what there is to do. taken is the body of the frame that was
 // delivered to the caller last; below 0: none was.
-func (s *stream) next(taken int) (v view) {
+func (s *stream) next(now time.Time, taken int) (v view) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if taken >= 0 {
-		v.need = s.consume(time.Now(), taken)
+		v.need = s.consume(now, taken)
 	}
 	v.heard, v.gapSince = s.heard, s.gapSince
 	v.reconnect, s.reconnect = s.reconnect, false
@@ -290,12 +290,11 @@ func (s *stream) next(taken int) (v view) {
 
 // leave ends Do's part; what it did not take is dropped and granted anew, so
 // that the Node comes to its terminal.
-func (s *stream) leave() (o orders, n need, heard bool) {
+func (s *stream) leave(now time.Time) (o orders, n need, heard bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o = s.life.leave()
 	if s.head < len(s.inbox) {
-		now := time.Now()
 		for f := s.pop(); f != nil; f = s.pop() {
 			n = max(n, s.consume(now, len(f.Body)))
 			f.recycle()

@@ -1,7 +1,9 @@
 package dispatch
 
 import (
+	"cmp"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"time"
 
@@ -166,19 +168,19 @@ func (t *table) lateAck(hash, key uint64) bool {
 	return true
 }
 
-// each calls fn for every open stream, with no lock held.
+// each calls fn for every open stream, in the order of their slots, with no lock held.
 func (t *table) each(fn func(*stream)) {
 	var all []*stream
 	for i := range t.shards {
 		sh := &t.shards[i]
 		sh.mu.Lock()
-		all = all[:0]
 		for _, s := range sh.open {
 			all = append(all, s)
 		}
 		sh.mu.Unlock()
-		for _, s := range all {
-			fn(s)
-		}
+	}
+	slices.SortFunc(all, func(a, b *stream) int { return cmp.Compare(a.slot.ID, b.slot.ID) })
+	for _, s := range all {
+		fn(s)
 	}
 }

@@ -52,6 +52,9 @@ func newUpload(d *Dispatcher, s *stream, body io.Reader, size int64) *upload {
 // step does all that can be done now. lost asks for the request to be sent again.
 func (u *upload) step(now time.Time, v *view) (done, lost bool, err *wire.Error) {
 	if b := v.body; b.pending {
+		if b.acked > u.sender.Acked() {
+			u.resetAt = time.Time{} // it knew the run since, so this reset may be older
+		}
 		switch {
 		case !b.reset:
 			u.resetAt = time.Time{}

@@ -187,6 +187,12 @@ func next(why reason, asked, committed bool, attempts int) bool {
 	return !committed && attempts < maxAttempts && (asked || table[why].retry)
 }
 
+// MayRetry reports whether a request whose attempts, so many, ended with this class may
+// have another one. The simulator decides by it as relay does.
+func MayRetry(class wire.Class, committed bool, attempts int) bool {
+	return next(reasonOfClass(class), false, committed, attempts)
+}
+
 // cancelled says why ctx ended: a caller that left cancels without a cause of
 // its own, whoever stops the Edge names one. Empty: it has not ended.
 func cancelled(ctx context.Context) reason {

@@ -36,6 +36,7 @@ var table = []layer{
 	{pkg: "internal/identity", may: []string{"wire", "wire/iopv1", "internal/secret"}},
 	{pkg: "internal/fakeprovider"},
 	{pkg: "internal/adminapi"},
+	{pkg: "internal/history"},
 	{pkg: "internal/obs"},
 	{pkg: "internal/install"},
 	{pkg: "internal/script"},

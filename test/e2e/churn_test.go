@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/history"
 	"github.com/iop-fabric/iop/internal/ioptest"
 )
 
@@ -23,8 +24,8 @@ const churnPlaces = 8
 
 // churnProvider streams twenty events, or fails the way X-Fate says. Stay holds a
 // stream open until release is closed.
-func churnProvider(t *testing.T, staying chan<- struct{}, release <-chan struct{}) *httptest.Server {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func churnProvider(t *testing.T, seen *ioptest.History, staying chan<- struct{}, release <-chan struct{}) *httptest.Server {
+	s := httptest.NewServer(seen.Provide(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/models" {
 			io.WriteString(w, `{"data":[{"id":"m"}]}`)
 			return
@@ -54,7 +55,7 @@ func churnProvider(t *testing.T, staying chan<- struct{}, release <-chan struct{
 			}
 		}
 		io.WriteString(w, doneEvent)
-	}))
+	})))
 	t.Cleanup(s.Close)
 	return s
 }
@@ -72,7 +73,8 @@ func TestChurn(t *testing.T) {
 		n = v
 	}
 	staying, release := make(chan struct{}, churnPlaces), make(chan struct{})
-	p := churnProvider(t, staying, release)
+	seen := ioptest.NewHistory(t)
+	p := churnProvider(t, seen, staying, release)
 	f := ioptest.Start(t, ioptest.Options{Quiet: true, Adapters: []configs.Adapter{
 		{Name: "p", Type: configs.TypeOpenAICompat, BaseURL: p.URL, Capacity: churnPlaces},
 	}})
@@ -89,7 +91,7 @@ func TestChurn(t *testing.T) {
 			wg.Go(func() {
 				rnd := rand.New(rand.NewPCG(seed, uint64(worker)))
 				for range work {
-					if err := churnOne(t.Context(), f, rnd, whole.String()); err != nil {
+					if err := churnOne(t.Context(), f, seen, rnd, whole.String()); err != nil {
 						t.Error(err)
 					}
 				}
@@ -143,7 +145,7 @@ func TestChurn(t *testing.T) {
 }
 
 // churnOne makes one call of a random fate, and judges what came of it.
-func churnOne(ctx context.Context, f *ioptest.Fabric, rnd *rand.Rand, whole string) error {
+func churnOne(ctx context.Context, f *ioptest.Fabric, seen *ioptest.History, rnd *rand.Rand, whole string) error {
 	fate, stays := "", int64(1<<40)
 	switch p := rnd.IntN(100); {
 	case p < 10:
@@ -162,8 +164,10 @@ func churnOne(ctx context.Context, f *ioptest.Fabric, rnd *rand.Rand, whole stri
 	if fate != "" {
 		req.Header.Set("X-Fate", fate)
 	}
+	id := seen.Invoke(req)
 	resp, err := f.Client.Do(req)
 	if err != nil {
+		seen.Ended(id, nil, history.Unknown)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -172,6 +176,14 @@ func churnOne(ctx context.Context, f *ioptest.Fabric, rnd *rand.Rand, whole stri
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, stays))
 	got := string(b)
+	switch {
+	case err == nil && int64(len(b)) < stays && resp.StatusCode != http.StatusBadGateway && fate != "cut":
+		seen.Ended(id, b, history.OK)
+	case resp.StatusCode == http.StatusOK:
+		seen.Ended(id, ioptest.OwnBytes(got), history.Fail)
+	default:
+		seen.Ended(id, nil, history.Fail)
+	}
 	switch {
 	case ctx.Err() != nil || int64(len(b)) == stays:
 		if !strings.HasPrefix(whole, got) && resp.StatusCode == http.StatusOK {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/iop-fabric/iop/broker"
 	"github.com/iop-fabric/iop/configs"
+	"github.com/iop-fabric/iop/internal/history"
 	"github.com/iop-fabric/iop/internal/identity"
 	"github.com/iop-fabric/iop/internal/ioptest"
 	"github.com/iop-fabric/iop/internal/up"
@@ -91,6 +92,7 @@ type site struct {
 	link *ioptest.Proxy // between leaf and hub
 	leaf *broker.Leaf
 	gen  uint64 // of the Node's first session
+	seen *ioptest.History
 }
 
 func must[T any](v T, err error) T {
@@ -102,7 +104,8 @@ func must[T any](v T, err error) T {
 
 func start(t *testing.T, bound time.Duration) *site {
 	t.Helper()
-	provider := httptest.NewServer(provide(20 * time.Millisecond))
+	seen := ioptest.NewHistory(t)
+	provider := httptest.NewServer(seen.Provide(provide(20 * time.Millisecond)))
 	t.Cleanup(provider.Close)
 	key := must(identity.NewUserKey())
 	adapters := []configs.Adapter{{Name: "p", Type: configs.TypeOpenAICompat, BaseURL: provider.URL, Capacity: 64}}
@@ -123,7 +126,7 @@ func start(t *testing.T, bound time.Duration) *site {
 			b.Members = append(b.Members, configs.Member{Edge: up.DefaultEdge, Role: "leaf", Name: "l1", NKey: key.Public()})
 		},
 	})
-	s := &site{Fabric: f}
+	s := &site{Fabric: f, seen: seen}
 	s.link = ioptest.NewProxy(t, func() string { return strings.TrimPrefix(f.Broker.LeafURL(), "tls://") })
 	s.startLeaf(t, key, bound)
 	s.startNode(t)
@@ -196,7 +199,9 @@ type answer struct {
 func (s *site) open(t *testing.T, model, name string, events int) <-chan answer {
 	t.Helper()
 	body := must(json.Marshal(ask{Model: model, User: name, Stream: true, Events: events}))
-	resp, err := s.Client.Do(s.Request(context.Background(), http.MethodPost, "/v1/chat/completions", string(body)))
+	req := s.Request(context.Background(), http.MethodPost, "/v1/chat/completions", string(body))
+	id := s.seen.Invoke(req)
+	resp, err := s.Client.Do(req)
 	if err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %v %v\n%s", name, resp, err, s.Log)
 	}
@@ -225,6 +230,11 @@ func (s *site) open(t *testing.T, model, name string, events int) <-chan answer 
 			}
 		}
 		a.got = all.String()
+		outcome := history.OK
+		if a.err != nil || !strings.HasSuffix(a.got, "data: [DONE]\n\n") {
+			outcome = history.Fail
+		}
+		s.seen.Ended(id, ioptest.OwnBytes(a.got), outcome)
 		out <- a
 	}()
 	return out
@@ -243,6 +253,7 @@ func (s *site) read(t *testing.T, ch <-chan answer) answer {
 
 // cut takes the link away for d.
 func (s *site) cut(d time.Duration) {
+	defer s.seen.Fault("link")()
 	timer := time.NewTimer(d)
 	s.link.Refuse(true)
 	s.link.Cut()
@@ -338,7 +349,10 @@ func TestLatencyBesideDirect(t *testing.T) {
 		for _, model := range []string{direct, behind} {
 			body := must(json.Marshal(ask{Model: model, User: fmt.Sprint(i)}))
 			began := time.Now()
-			resp, got := s.Do(s.Request(t.Context(), http.MethodPost, "/v1/chat/completions", string(body)))
+			req := s.Request(t.Context(), http.MethodPost, "/v1/chat/completions", string(body))
+			id := s.seen.Invoke(req)
+			resp, got := s.Do(req)
+			s.seen.Ended(id, []byte(got), history.OK)
 			if resp.StatusCode != http.StatusOK || got != fmt.Sprintf(`{"user":"%d"}`, i) {
 				t.Fatalf("%s: %d %s", model, resp.StatusCode, got)
 			}

@@ -1,0 +1,111 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/iop-fabric/iop/edge/pool"
+	"github.com/iop-fabric/iop/internal/bus"
+	"github.com/iop-fabric/iop/subjects"
+	"github.com/iop-fabric/iop/wire"
+	"github.com/iop-fabric/iop/wire/iopv1"
+)
+
+// silentConn is a connection that takes everything and brings nothing.
+type silentConn struct{ bus.Conn }
+
+func (silentConn) Publish(string, []byte) error                { return nil }
+func (silentConn) PublishRequest(string, string, []byte) error { return nil }
+
+// driven is a Dispatcher with a clock of the test's, and one attempt with a body that
+// follows.
+type driven struct {
+	*Driven
+	now     time.Time
+	returns []pool.Return
+	id      subjects.Session
+	call    *Call
+	run     string
+}
+
+func newDriven(body int) *driven {
+	d := &driven{now: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC), id: subjects.Session{Edge: "e", Node: "n", Gen: 1}, run: wire.NewRunID()}
+	d.Driven = Drive(New(Config{Edge: "e"}, Deps{
+		Bus: silentConn{}, Now: func() time.Time { return d.now },
+		Return: func(_ pool.Slot, how pool.Return) { d.returns = append(d.returns, how) },
+	}))
+	d.call = d.Begin(Attempt{
+		RunID: d.run, Slot: pool.Slot{ID: 1, Node: "n", Gen: 1}, Body: bytes.NewReader(make([]byte, body)), BodySize: int64(body),
+	}, &answer{})
+	d.turn()
+	return d
+}
+
+func (d *driven) turn() {
+	for d.call.Ready() {
+		d.call.Turn()
+	}
+	d.Pass()
+}
+
+// ack gives one acknowledgement of the body to the subscription's callback.
+func (d *driven) ack(t *testing.T, e *iopv1.StreamAck_Entry) {
+	t.Helper()
+	e.RunId, e.Direction = d.run, "body"
+	data, err := (&iopv1.StreamAck{Entries: []*iopv1.StreamAck_Entry{e}}).MarshalVT()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Ack(subjects.Message{Session: d.id, Verb: subjects.Ack}, data)
+}
+
+// A reset that comes late, beside acknowledgements of what it knew nothing about, is
+// not believed, though the first was long ago; a Node that goes on with it is.
+//
+// Contract: J3 J2
+func TestLateResetOfABody(t *testing.T) {
+	d := newDriven(200 << 10)
+	d.ack(t, &iopv1.StreamAck_Entry{Reset_: true})
+	d.turn()
+	d.now = d.now.Add(2 * time.Second) // Edge did not run meanwhile
+	d.ack(t, &iopv1.StreamAck_Entry{Acked: 1, Credit: wire.MinWindow})
+	d.ack(t, &iopv1.StreamAck_Entry{Reset_: true})
+	d.turn()
+	if res, over := d.call.Result(); over {
+		t.Fatalf("it ended: %v", res.Err)
+	}
+	d.now = d.now.Add(resetBound)
+	d.ack(t, &iopv1.StreamAck_Entry{Reset_: true})
+	d.turn()
+	if res, over := d.call.Result(); !over || res.Err.Class != wire.Protocol {
+		t.Fatalf("a Node that forgot the run: %v %v", res, over)
+	}
+}
+
+// What is driven gives slots back as what waits does.
+//
+// Contract: P8
+func TestDrivenAttemptReturnsItsSlotOnce(t *testing.T) {
+	d := newDriven(10)
+	d.call.Leave(context.Canceled)
+	d.turn()
+	if res, over := d.call.Result(); !over || res.Err.Class != wire.Cancelled || !errors.Is(res.Err, errCallerGone) {
+		t.Fatalf("%v %v", res, over)
+	}
+	if len(d.returns) != 0 {
+		t.Fatal("a caller who left frees nothing by leaving")
+	}
+	if at := d.Deadline(); at.Sub(d.now) != wire.CancelBound {
+		t.Fatalf("the bound is %v away", at.Sub(d.now))
+	}
+	for range 2 {
+		d.now = d.now.Add(wire.CancelBound)
+		d.Pass()
+	}
+	if len(d.returns) != 1 || d.returns[0] != pool.ByCancelBound {
+		t.Fatal(d.returns)
+	}
+}
