@@ -107,6 +107,8 @@ func load(t *testing.T, f *ioptest.Fabric, want string) *honest {
 				select {
 				case <-h.stop:
 					return
+				case <-t.Context().Done(): // the test has failed
+					return
 				default:
 				}
 				began := time.Now()
@@ -313,7 +315,10 @@ func TestZ5HostileNode(t *testing.T) {
 		h := load(t, f, want.String())
 		began := time.Now()
 		attack.do(n, run)
-		n.Await(subjects.Fence, 1)
+		var fence iopv1.Fence
+		if err := fence.UnmarshalVT(n.Await(subjects.Fence, 1).Data); err != nil || fence.GetReason() != "protocol rules broken" {
+			t.Errorf("%s: fenced for %q %v", attack.name, fence.GetReason(), err)
+		}
 		took := time.Since(began)
 		r := get(t, f, caught)
 		if attack.stream && !strings.Contains(r.body, "protocol") {
