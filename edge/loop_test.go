@@ -259,6 +259,45 @@ func TestPauseDoesNotFenceTheLiving(t *testing.T) {
 	})
 }
 
+// Who only watches may be full, fail or not be there: with nobody who reads that the
+// models changed, and a log that takes nothing, a session is fenced and the next one
+// served as ever.
+//
+// Contract: F6 F3 F4
+func TestFencingNeedsNobodyWhoWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakePort{}
+		l, stop := startLoop(t, p, 1)
+		defer stop()
+		l.join(1)
+		first, err := l.acquire(t.Context(), httpapi.Want{Model: "m"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(l.changed) != cap(l.changed) {
+			t.Fatal("somebody reads that the models changed")
+		}
+		second := make(chan httpapi.Grant, 1)
+		go func() {
+			g, err := l.acquire(t.Context(), httpapi.Want{Model: "m"})
+			if err != nil {
+				t.Error(err)
+			}
+			second <- g
+		}()
+		synctest.Wait()
+		l.in.put(item{reg: registry.Closed{Node: "n", Gen: 1}}, false)
+		synctest.Wait()
+		if len(p.ended) != 1 || p.ended[0].ID != first.Slot.ID || l.isLive("n", 1) != nil || len(second) != 0 {
+			t.Errorf("fenced: %+v, live %v, granted %d", p.ended, l.isLive("n", 1), len(second))
+		}
+		l.join(2)
+		if g := <-second; g.Slot.Gen != 2 {
+			t.Errorf("granted %+v", g.Slot)
+		}
+	})
+}
+
 // What peers send is bounded; what callers ask for is not dropped.
 func TestInboxIsBoundedForPeers(t *testing.T) {
 	b := newInbox()
