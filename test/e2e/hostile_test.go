@@ -77,7 +77,7 @@ func baited(t *testing.T) *ioptest.Fabric {
 			e.Models.Groups = append(e.Models.Groups, configs.ModelGroup{
 				Name: "bait", Providers: []configs.ProviderReference{{Provider: "evil/" + n.Providers[0].ID}},
 			})
-			e.HeartbeatBound = ioptest.Hang // the test decides when a session ends
+			e.HeartbeatBound = 5 * ioptest.Hang // a session ends by what it does, however slow the machine
 		},
 	})
 }
