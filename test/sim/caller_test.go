@@ -52,6 +52,12 @@ func (a *answer) size() int64 {
 	return total
 }
 
+// quick: reading the request and thinking about it take no longer than a provider may
+// be silent.
+func (a *answer) quick(body int) bool {
+	return a.think+a.readPace*time.Duration(body/wire.MaxBody+2) < stallBound
+}
+
 // request is one caller's, with what the HTTP surface does for it: it queues, takes
 // attempts as edge/httpapi's relay does, and reads the answer as fast as it may.
 type request struct {
@@ -108,7 +114,7 @@ func (q *request) invoke() {
 	q.open = true
 	w.event(history.Event{
 		Kind: history.Invoke, Req: q.id, N: int64(len(q.body)), Sum: bodySum(q.body), Until: sinceEpoch(q.until), Probe: q.probe != "", Node: q.probe,
-		Sure: q.answer.fate == fateAnswers && q.until.IsZero() && q.leaves.IsZero() && q.timeout == 0 && q.breaks == 0 && w.swarm.config == 0 && w.patience == 0 &&
+		Sure: q.answer.fate == fateAnswers && q.until.IsZero() && q.leaves.IsZero() && q.timeout == 0 && q.breaks == 0 && w.swarm.config == 0 && w.patience == 0 && q.answer.quick(len(q.body)) &&
 			(!w.stubborn || !w.now.Before(w.quietAt)), // else a Node may have no place (W9)
 	})
 	if !w.edge.up {
@@ -233,6 +239,10 @@ func (q *request) class(err *wire.Error) string {
 		return ""
 	case err.Class == wire.Internal && q.answer.fate == fatePanics:
 		return "panicked"
+	case err.Class == wire.Protocol && q.w.now.Before(q.w.edge.resumed):
+		// An Edge that did not run counts that time into the bound of a gap (J2): known,
+		// and not mended yet.
+		return "protocol after a stop"
 	default:
 		return string(err.Class)
 	}

@@ -40,6 +40,9 @@
 // fault is followed by a calm, in which every node must be live within a bound, serve
 // a probe, and nothing may be left.
 //
+// Known and let pass: an Edge whose process was stopped counts that time into the bound
+// of a missing frame, so it may end an attempt as a broken rule when it goes on.
+//
 // Rules: internal/history. mutants_test.go lists small wrong variants of the code above,
 // each of which must be found: make mutants.
 package sim
