@@ -32,6 +32,8 @@ const (
 	// of it; every acknowledgement doubles it. A link is thus refilled in a few round
 	// trips, and one that loses is not fed whole windows.
 	firstBurst = 4 * MaxCost
+	// slowestRTO bounds the time after which silence is asked about, on the slowest link.
+	slowestRTO = 5 * time.Second
 	// probeBackoff is how many MaxRTO lie at most between two credit probes: they
 	// cost a frame each and are of use only after a credit update was lost.
 	probeBackoff = 4

@@ -221,7 +221,7 @@ func (s *Sender) sample(rtt time.Duration) {
 // baseRTO is the time after which silence is one. On a link whose queue alone takes
 // longer than MaxRTO it may be longer too.
 func (s *Sender) baseRTO() time.Duration {
-	return min(max(s.cfg.MinRTO, 2*s.rtt+s.cfg.AckDelay), s.cfg.GiveUp/2)
+	return min(max(s.cfg.MinRTO, 2*s.rtt+s.cfg.AckDelay), slowestRTO)
 }
 
 func (s *Sender) deadline(now time.Time, out []SendEffect) []SendEffect {

@@ -210,7 +210,7 @@ func TestRTOFollowsTheRoundTrip(t *testing.T) {
 		{time.Millisecond, defaultMinRTO},
 		{300 * time.Millisecond, 2*300*time.Millisecond + defaultAckDelay},
 		{800 * time.Millisecond, 2*800*time.Millisecond + defaultAckDelay},
-		{5 * time.Second, defaultGiveUp / 2},
+		{5 * time.Second, slowestRTO},
 	} {
 		s := newSender()
 		s.Step(t0, body(s, 1), nil)

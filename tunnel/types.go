@@ -19,7 +19,7 @@ type Frame struct {
 type SenderConfig struct {
 	Credit uint64        // the peer's first grant: an absolute cost offset
 	MinRTO time.Duration // 200 ms
-	MaxRTO time.Duration // 2 s; where twice the round trip is longer, that, to half of GiveUp
+	MaxRTO time.Duration // 2 s; where twice the round trip is longer, that, up to 5 s
 	// AckDelay is how long the peer may keep an acknowledgement back; 25 ms.
 	AckDelay time.Duration
 	// GiveUp ends a stream that shows no progress at all though frames were sent
