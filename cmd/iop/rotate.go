@@ -349,7 +349,8 @@ func printExchanged(out io.Writer, e up.Exchange, done up.Exchanged) {
 1. Copy each broker its files, and kill -HUP it: session tokens are signed by the new issuer from then on
    (broker.issuer_rotated), and nothing that runs is touched.
 2. A broker's own server, and a leaf's, pin the old one until they are restarted (broker.needs_restart), and are answered with
-   it. Restart brokers one at a time, at a quiet hour, since the sessions on each end with it. Of a leaf set leaf.issuer to
+   it. Restart brokers one at a time: each sends its Nodes to the others first. A single one at a quiet hour, since the sessions
+   on it end. Of a leaf set leaf.issuer to
    the new one, and restart it.
 3. %s --config broker-1.yaml
 `, done.Key, again(up.StepFinish))
