@@ -29,8 +29,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
 
+# Most of it waits, for packages of brokers and processes: so four run at once.
 test:
-	go test -race -timeout 15m ./...
+	go test -race -p 4 -timeout 15m ./...
 
 # Not under the race detector: the cores have no goroutine, and make test runs the
 # small worlds with it. WORLDS=huge takes minutes and gigabytes.

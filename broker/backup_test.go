@@ -67,6 +67,7 @@ func copyDir(t *testing.T, to, from string) {
 //
 // Contract: G1 B9
 func TestGenerationsStoreLost(t *testing.T) {
+	t.Parallel() // it mostly waits
 	above := regexp.MustCompile(`iop restore --generation-above (\d+)`)
 	for _, c := range []struct {
 		name  string
@@ -401,6 +402,7 @@ func TestBackupRefused(t *testing.T) {
 //
 // Contract: B9 G1 Y2
 func TestClusterRestore(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t)
 	nodes := c.nodes(2)
 	c.start()

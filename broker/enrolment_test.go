@@ -460,6 +460,7 @@ func TestEnrolBadRequests(t *testing.T) {
 //
 // Contract: B11 Z3
 func TestEnrolSlowAndOften(t *testing.T) {
+	t.Parallel() // it mostly waits
 	t.Parallel()
 	f := newEnrolFixture(t).start()
 	line, tok := f.invite("gpu1")

@@ -140,6 +140,7 @@ func TestPace(t *testing.T) {
 //
 // Contract: Z5 F10 B6
 func TestZ5FencedSessionIsClosed(t *testing.T) {
+	t.Parallel() // it mostly waits
 	f, key, n1, n2 := newHub(t)
 	f.start()
 	edge := f.edge("edge1")
