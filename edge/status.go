@@ -22,7 +22,7 @@ func (e *Edge) adminHandler() http.Handler {
 		Guard: admin.Guard{Token: e.adminToken, Host: host, Listener: "edge.admin_listen"},
 		Edge:  e.cfg.Name, QueueDepth: e.cfg.Queue.Depth, QueueWait: e.cfg.Queue.Wait, Mount: e.deps.Admin,
 	}, e, e.now))
-	return mux
+	return admin.WholeBodies(mux)
 }
 
 // State implements admin.Source: both cores, in one step of the loop.

@@ -72,6 +72,12 @@ func syncDir(dir string) error {
 
 // readFile reads path whole and refuses an empty or absurdly large file.
 func readFile(path string) ([]byte, error) {
+	switch info, err := os.Stat(path); {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular(): // a pipe would be waited for
+		return nil, errors.New("it is no regular file")
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

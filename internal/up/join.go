@@ -85,6 +85,9 @@ func (j Join) Run(ctx context.Context) error {
 	if present(j.Folder.CA()) {
 		return fmt.Errorf("%s is the data folder of an iop up: name another with --dir", j.Folder)
 	}
+	if present(j.path("ca.key")) {
+		return fmt.Errorf("%s holds the keys of an authority: name another folder with --dir", j.Folder)
+	}
 	if err := checkPrivate(string(j.Folder)); err != nil {
 		return err
 	}
@@ -186,10 +189,13 @@ func (j Join) begin() error {
 	if err == nil && strings.TrimSpace(string(b)) == j.invitation() {
 		return nil
 	}
-	for _, name := range []string{"cert.key", "cert.pem", "user.nk", "curve.nk"} {
-		if err != nil && present(j.path(name)) { // no mark: they are not ours to remove
+	made := []string{"cert.key", "cert.pem", "user.nk", "curve.nk"}
+	for _, name := range append([]string{"ca.pem", "joined.json"}, made...) {
+		if err != nil && present(j.path(name)) { // no mark: they are not ours to write over
 			return fmt.Errorf("%s is there, but no machine was joining in %s: name another folder with --dir", j.path(name), j.Folder)
 		}
+	}
+	for _, name := range made {
 		if err := os.Remove(j.path(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}

@@ -340,6 +340,11 @@ func TestJoinRefuses(t *testing.T) {
 		"no host":         {func(j *Join, _ string) { j.Authority = "http://hub" }, "HOST:PORT"},
 		"a data folder":   {func(_ *Join, dir string) { writeFile(t, dir, "pki/ca.pem", 0o600) }, "data folder of an iop up"},
 		"another's keys":  {func(_ *Join, dir string) { writeFile(t, dir, "user.nk", 0o600) }, "no machine was joining"},
+		"another's roots": {func(_ *Join, dir string) { writeFile(t, dir, "ca.pem", 0o600) }, "no machine was joining"},
+		"an authority": {func(_ *Join, dir string) {
+			writeFile(t, dir, "ca.key", 0o600)
+			writeFile(t, dir, "joining", 0o600)
+		}, "holds the keys of an authority"},
 		"open to others":  {func(_ *Join, dir string) { os.Chmod(dir, 0o777) }, "chmod 700"},
 		"nothing at all":  {func(j *Join, _ string) { j.Token, j.Authority = "", "" }, "no machine that has joined"},
 		"a damaged mark":  {func(_ *Join, dir string) { writeFile(t, dir, "node.yaml", 0o600) }, "joined.json"},

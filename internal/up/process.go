@@ -288,7 +288,7 @@ func listenAdmin(ctx context.Context, at listener, metrics *prometheus.Registry,
 		mux.Handle("/api/", at.api)
 	}
 	a := &adminListener{l: l, done: make(chan struct{}), server: &http.Server{
-		Handler:           mux,
+		Handler:           admin.WholeBodies(mux),
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 	}}
 	go func() {
