@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,7 +81,7 @@ func (s *stock) newService(replicas int, urls ...string) *Service {
 		URLs: urls, TLS: configs.TLS{Certificate: cert, Key: key, CA: s.cfg.TLS.CA}, TrustDomain: "iop",
 		IssuerKey: s.cfg.IssuerKey, SystemKey: s.cfg.SystemKey, CalloutKey: s.cfg.CalloutKey, ServiceKey: s.cfg.ServiceKey,
 		Members: s.cfg.Members, Replicas: replicas, Enrolment: s.cfg.Enrolment,
-	}, Deps{Log: slog.New(s.logs), Metrics: s.reg})
+	}, Deps{Log: slog.New(s.logs), Metrics: s.reg, Members: func() ([]configs.Member, error) { return s.cfg.Members, nil }})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -131,8 +132,8 @@ func (s *stock) edgeTCP(key *identity.NKey) *nats.Conn {
 
 // A nats-server of its own does with the service beside it what the embedded
 // one does: Edge and Nodes are admitted by all of B2, generations rise, also
-// over its death, and Edge is told.
-// Contract: B1 B2 B6 B7 G1
+// over its death, and Edge is told. The service reads its members again.
+// Contract: B1 B2 B6 B7 B8 G1
 func TestStockServer(t *testing.T) {
 	s := &stock{fixture: newFixture(t)}
 	s.cfg.Listen = freePorts(t, 1)[0]
@@ -203,6 +204,28 @@ func TestStockServer(t *testing.T) {
 	newer.Close()
 	if verb, n := s.notice(ctl); verb != subjects.Closed || n.Generation != second.Gen || n.Reason != "client_closed" {
 		t.Errorf("notice %s %v", verb, n)
+	}
+
+	// At a hangup the service takes what its file says of members: here another nkey,
+	// first beside the old one, then alone.
+	old := nodeKey
+	nodeKey = s.member("edge1", "node", "n1")
+	for _, listed := range []bool{true, false} {
+		if !listed {
+			s.cfg.Members = slices.DeleteFunc(s.cfg.Members, func(m configs.Member) bool { return m.NKey == old.Public() })
+		}
+		if err := s.service.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range map[*identity.NKey]bool{old: listed, nodeKey: true} {
+			nc, err := s.instance(instance, "edge1", "node", "n1", key).dial()
+			if err == nil {
+				nc.Close()
+			}
+			if (err == nil) != want {
+				t.Errorf("the old nkey listed: %t, the old one dials: %t: %v", listed, key == old, err)
+			}
+		}
 	}
 
 	// The server is killed and comes back: the service goes on by itself.
