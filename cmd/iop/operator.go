@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,12 +67,18 @@ an Edge, a broker or a service of its own. From another machine: --url, with the
 // flags are those that say whom to ask.
 func (o *operator) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.dir, "data-dir", "", `data folder of the "iop up" to ask`)
 	f.StringVar(&o.file, "config", "", "configuration file of the process to ask")
 	f.StringVar(&o.url, "url", "", "admin listener to ask, such as http://127.0.0.1:8401")
+	o.otherFlags(cmd)
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "config", "url")
+}
+
+// otherFlags are those but --config and --url, for who takes these more than once.
+func (o *operator) otherFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.dir, "data-dir", "", `data folder of the "iop up" to ask`)
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the admin token")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
-	cmd.MarkFlagsMutuallyExclusive("data-dir", "config", "url")
 }
 
 // client finds whom to ask and the token to ask with.
@@ -79,7 +86,10 @@ func (o operator) client() (c adminapi.Client, err error) {
 	var token configs.AdminToken
 	switch {
 	case o.url != "":
-		c.URL = o.url
+		if u, bad := url.Parse(o.url); bad != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+			return c, usageError{fmt.Errorf("--url %q: want http://HOST:PORT, such as http://127.0.0.1:8401", o.url)}
+		}
+		c.URL = strings.TrimRight(o.url, "/")
 	case o.file != "":
 		c.URL, token, err = surfaceOf(o.file)
 	default:

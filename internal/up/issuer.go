@@ -181,14 +181,15 @@ func (e Exchange) issuerReady(dir string) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case e.Live.Issuer != k.Public():
-		return fmt.Errorf("the broker that was asked still signs with another issuer, %s: copy issuer.nk of the switch to it, and kill -HUP it", e.Live.Issuer)
-	}
 	var leaves []string
-	for _, m := range e.Live.Members {
-		if m.Issuer != "" && m.Issuer != k.Public() {
-			leaves = append(leaves, m.Name)
+	for _, a := range e.Live {
+		if a.Issuer != k.Public() {
+			return fmt.Errorf("%s still signs with another issuer, %s: copy issuer.nk of the switch to it, and kill -HUP it", a.Whom, a.Issuer)
+		}
+		for _, m := range a.Members {
+			if m.Issuer != "" && m.Issuer != k.Public() && !slices.Contains(leaves, m.Name) {
+				leaves = append(leaves, m.Name)
+			}
 		}
 	}
 	if len(leaves) > 0 {
