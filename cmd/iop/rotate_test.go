@@ -154,3 +154,42 @@ func TestRotateNextStepKeepsItsFlags(t *testing.T) {
 		}
 	}
 }
+
+// A member that is added says how each process takes it: brokers and services at a
+// hangup, the Edge when it starts.
+//
+// Contract: D1 B1
+func TestInitSaysHowAMemberIsTaken(t *testing.T) {
+	for _, stock := range []bool{false, true} {
+		dir := filepath.Join(t.TempDir(), "fabric")
+		args := []string{"init", "--out", dir, "--edge", "home", "--broker", "h1.example", "--node", "a"}
+		if stock {
+			args = append(args, "--stock")
+		}
+		mustIOP(t, args...)
+		out := mustIOP(t, "init", "--out", dir, "--node", "gpu2")
+		if stock {
+			says(t, out, []string{"kill -HUP the services", "A nats-server needs none of it", "restart the Edge"}, "restart what reads them", "HUP the brokers")
+		} else {
+			says(t, out, []string{"kill -HUP the brokers", "restart the Edge"}, "restart what reads them", "nats-server")
+		}
+		says(t, mustIOP(t, "init", "--out", dir, "--broker", "h1.example,h2.example"), []string{map[bool]string{false: "restart the brokers, one at a time", true: "write each nats.conf anew"}[stock]})
+	}
+}
+
+// Who asks the wrong process is told which one to ask.
+//
+// Contract: D1 D4
+func TestOperatorAsksTheRightProcess(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "fabric")
+	mustIOP(t, "init", "--out", dir, "--edge", "home", "--broker", "h1.example", "--node", "a", "--stock")
+	for _, args := range [][]string{{"status", "broker-1"}, {"nodes", "service-1"}, {"models", "broker-1"}} {
+		refused(t, exitFailed, "shows no nodes: ask the Edge (--config edge.yaml)", args[0], "--config", config(dir, args[1]))
+	}
+	for _, args := range [][]string{{"invite", "gpu1"}, {"revoke", "a"}, {"rotate", "ca", "status"}} {
+		refused(t, exitFailed, "is of an Edge, which admits nobody", append(args, "--config", config(dir, "edge"))...)
+	}
+	for command, want := range map[string]string{"status": "edge.yaml", "invite": "broker-1.yaml", "revoke": "service-1.yaml", "rotate": "service-1.yaml"} {
+		says(t, mustIOP(t, command, "--help"), []string{want})
+	}
+}
