@@ -189,6 +189,7 @@ func TestOperatorAsksTheRightProcess(t *testing.T) {
 	for _, args := range [][]string{{"invite", "gpu1"}, {"revoke", "a"}, {"rotate", "ca", "status"}} {
 		refused(t, exitFailed, "is of an Edge, which admits nobody", append(args, "--config", config(dir, "edge"))...)
 	}
+	says(t, mustIOP(t, "--help"), []string{"iop service ", "exchange the CA, the issuer or an nkey"})
 	for command, want := range map[string]string{"status": "edge.yaml", "invite": "broker-1.yaml", "revoke": "service-1.yaml", "rotate": "service-1.yaml"} {
 		says(t, mustIOP(t, command, "--help"), []string{want})
 	}

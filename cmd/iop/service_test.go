@@ -59,6 +59,9 @@ func TestStockServersFolders(t *testing.T) {
 	mustIOP(t, "rotate", "service", "service-1", "--out", dir)
 	service := config(dir, "service-1")
 	edit := func(file string, pairs ...string) { t.Helper(); replace(t, file, pairs...) }
+	if text, err := os.ReadFile(service); err != nil || !strings.Contains(string(text), fmt.Sprintf(`enrolment: {edge: "home", listen: "%s:8443"`, ip)) {
+		t.Errorf("the file of a service does not say where strangers reach it: %v\n%s", err, text)
+	}
 	edit(service, "# admin_listen: 127.0.0.1:8401", "admin_listen: "+ip+":8401", "# admin_token:", "admin_token:", "# enrolment:", "enrolment:")
 	token := filepath.Join(dir, "service-1", "admin-token")
 	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
