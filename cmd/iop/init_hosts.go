@@ -68,7 +68,7 @@ func readBy(key string, stock bool) string {
 	case section == "broker" && stock:
 		return "Then write each nats.conf anew (iop broker config --stock), and restart the nats-servers, one at a time: streams on one end with it,\nand a reload (kill -HUP) would close every Node on it."
 	case section == "broker":
-		return "Then restart the brokers, one at a time: each sends its Nodes to the others first, where there are others."
+		return "Then restart the brokers, one at a time: where there are others each sends its Nodes to them first, and a stream that\nstill runs on it after 8 s ends."
 	default:
 		return "Then restart the Edge: it reads this when it starts. Running answers get its stop_grace to end."
 	}

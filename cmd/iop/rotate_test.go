@@ -72,6 +72,7 @@ func TestRotateSaysWhatToDo(t *testing.T) {
 			} else {
 				says(t, out, []string{"Copy each broker", "after 8 s ends", "--config broker-1.yaml"}, "nats-server", reloads)
 			}
+			refused(t, exitFailed, "every "+admitting(stock)+" (--config "+admitting(stock)+"-1.yaml", "rotate", "issuer", "finish", "--out", dir)
 			says(t, rotate("issuer", "finish", "--force"), []string{"Nobody was asked", "host of every " + admitting(stock)})
 		})
 	}

@@ -102,7 +102,7 @@ func upStepped(what, step string, o operator) string {
 	case "issuer switch":
 		return "The new issuer signs session tokens. Next: " + again(up.StepFinish)
 	default: // issuer finish
-		return "The old issuer is believed no more. The broker itself goes on with it for its own connections until iop up is restarted. Take a backup."
+		return "The old issuer is believed no more. The broker itself goes on with it for its own connections until iop up is restarted, which ends the streams on it. Take a backup."
 	}
 }
 

@@ -254,7 +254,7 @@ func (e Exchange) allShowTheNew(dir string) error {
 		return nil // what is not exchanged is told by the step itself
 	}
 	if e.Live == nil {
-		return errors.New("nobody was asked who still shows a certificate of the old CA: name a broker's admin listener (--config broker-1.yaml on its host, or --url with --token-file), or finish without (--force)")
+		return e.nobodyAsked("who still shows a certificate of the old CA")
 	}
 	for _, a := range e.Live {
 		if err := stillOld(a.Keys, identity.RootOf(t.Signer()), ""); err != nil {
@@ -264,11 +264,24 @@ func (e Exchange) allShowTheNew(dir string) error {
 	return nil
 }
 
+// nobodyAsked says whom to ask.
+func (e Exchange) nobodyAsked(what string) error {
+	_, stock, err := Authorities(e.Out)
+	if err != nil {
+		return err
+	}
+	who := identity.RoleBroker
+	if stock {
+		who = identity.RoleService
+	}
+	return fmt.Errorf("nobody was asked %s: name the admin listener of every %s (--config %s-1.yaml on its host, or --url with --token-file), or finish without (--force)", what, who, who)
+}
+
 // stillOld names the members that came last with a certificate of another root than
 // signer, and would be locked out. own is known to be right.
 func stillOld(k broker.Keys, signer, own string) error {
 	if !slices.ContainsFunc(k.Roots, func(r broker.Root) bool { return r.ID == signer && r.Signs }) {
-		return errors.New("the broker that was asked does not know yet that the new CA signs: copy the files of the switch to it, and kill -HUP it")
+		return errors.New("what was asked does not know yet that the new CA signs: copy the files of the switch to it, and kill -HUP it")
 	}
 	var names []string
 	for _, m := range k.Members {

@@ -175,7 +175,7 @@ func (e Exchange) issuerReady(dir string) error {
 		return nil
 	}
 	if e.Live == nil {
-		return errors.New("nobody was asked which issuer signs: name a broker's admin listener (--config broker-1.yaml on its host, or --url with --token-file), or finish without (--force)")
+		return e.nobodyAsked("which issuer signs")
 	}
 	k, err := identity.LoadNKey(filepath.Join(dir, issuerFile))
 	if err != nil {
