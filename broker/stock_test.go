@@ -369,3 +369,40 @@ func TestStockInvitesRevokesAndRestores(t *testing.T) {
 		t.Errorf("a name that is taken: %v", err)
 	}
 }
+
+// The issuer is exchanged beside a stock nats-server: at a hangup the service signs with
+// the new one and the server is answered with the one it pins; then server and service
+// are started anew, and Nodes come in by the new one alone.
+//
+// Contract: B1 B8 G3
+func TestStockIssuerExchanged(t *testing.T) {
+	s := &stock{fixture: newFixture(t)}
+	s.cfg.Listen = freePorts(t, 1)[0]
+	s.url = "tls://" + s.cfg.Listen
+	s.b = serverAt(s.url)
+	nodeKey := s.member("edge1", "node", "n1")
+	t.Cleanup(s.kill)
+	t.Cleanup(s.stopService)
+	s.startServer()
+	s.startService(1, s.url)
+	s.served()
+	instance := wire.NewToken()
+	s.node(s.instance(instance, "edge1", "node", "n1", nodeKey))
+
+	issuer := must(identity.NewAccountKey())
+	was := must(identity.LoadNKey(s.cfg.IssuerKey))
+	if err := errors.Join(was.Save(strings.TrimSuffix(s.cfg.IssuerKey, ".nk")+"-old.nk"), issuer.Save(s.cfg.IssuerKey), s.service.Reload()); err != nil {
+		t.Fatal(err)
+	}
+	s.logs.wait(t, 0, map[string]string{"msg": eventIssuer, "issuer": issuer.Public()})
+	s.node(s.instance(instance, "edge1", "node", "n1", nodeKey)) // the server pins the old one still
+	s.kill()
+	s.startServer() // its configuration is made anew of issuer.nk
+	s.stopService()
+	s.startService(1, s.url)
+	s.served()
+	s.node(s.instance(instance, "edge1", "node", "n1", nodeKey))
+	if k := must(s.service.Keys(t.Context())); k.Issuer != issuer.Public() || k.Pinned != issuer.Public() {
+		t.Errorf("%+v", k)
+	}
+}
