@@ -23,6 +23,7 @@ type authority struct {
 	cfg     configs.Broker
 	keys    keys
 	seeds   []seed
+	again   func() ([]configs.Member, error) // Deps.Members
 	log     *slog.Logger
 	now     func() time.Time
 	metrics *metrics
@@ -62,6 +63,7 @@ type authority struct {
 // load reads keys, seeds and this process's own certificate, which is of role.
 func (a *authority) load(cfg configs.Broker, role identity.Role, deps Deps) (err error) {
 	a.cfg, a.role, a.log, a.now, a.replicas, a.ready = cfg, role, deps.Log, deps.Now, 1, make(chan struct{})
+	a.again = deps.Members
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
@@ -175,7 +177,8 @@ func (a *authority) measure(deps Deps) (err error) {
 	return nil
 }
 
-// reload reads the certificate, its key, the CA and the issuer's key again.
+// reload reads the certificate, its key, the CA, the issuer's key and the configured
+// members again.
 func (a *authority) reload() error {
 	var ca *signing
 	if a.enrolment != nil {
@@ -211,7 +214,7 @@ func (a *authority) reload() error {
 	}
 	a.metrics.certificate.Set(float64(certs.until.Unix()))
 	a.log.Info(eventRotated, slog.Time("until", certs.until))
-	return nil
+	return a.reseed()
 }
 
 // loadOldIssuer reads the issuer that is being exchanged, which lies beside the new one

@@ -80,19 +80,32 @@ func (b *Backup) has(k kind) bool {
 }
 
 // Names of the members, as edge, role and name.
-func (b *Backup) Names() (out []string) {
+func (b *Backup) Names() []BackupMember {
+	out := []BackupMember{}
 	for _, r := range b.records {
-		if r.Kind == kindMember {
-			out = append(out, r.Key)
+		if r.Kind != kindMember {
+			continue
 		}
+		var m member
+		if err := json.Unmarshal(r.Value, &m); err != nil {
+			panic("BUG: broker: a record that was found valid is no member: " + err.Error())
+		}
+		out = append(out, BackupMember{Name: r.Key, Revoked: m.Revoked})
 	}
 	return out
+}
+
+// BackupMember is one in a backup: EDGE.ROLE.NAME.
+type BackupMember struct {
+	Name    string `json:"name"`
+	Revoked bool   `json:"revoked"`
 }
 
 // A backup that cannot be used.
 var (
 	ErrBackupBroken = errors.New("the backup is not whole: it was cut short or altered")
 	ErrBackupOther  = errors.New("the backup is another fabric's")
+	errBackupIssuer = fmt.Errorf("%w, or from before iop rotate issuer", ErrBackupOther)
 )
 
 // ReadBackup reads one and checks that it is as it was written.

@@ -37,7 +37,6 @@ type Deps struct {
 type Broker struct {
 	authority
 	text   string
-	again  func() ([]configs.Member, error)
 	routes atomic.Pointer[certificates] // of the cluster's routes; nil where there are none
 	door   door
 	ran    atomic.Bool
@@ -78,7 +77,7 @@ var ErrNotReady = errors.New("broker: not ready")
 // New loads keys and certificates and checks the configuration. It starts nothing.
 func New(cfg configs.Broker, deps Deps) (*Broker, error) {
 	cfg = withDefaults(cfg)
-	b := &Broker{grace: retireGrace, again: deps.Members}
+	b := &Broker{grace: retireGrace}
 	if cfg.StoreDir == "" {
 		return nil, errors.New("broker: store_dir is empty: generations must be kept somewhere")
 	}
@@ -223,10 +222,7 @@ func (b *Broker) Reload() error {
 			return err
 		}
 	}
-	if err := b.reload(); err != nil {
-		return err
-	}
-	return b.reseed()
+	return b.reload()
 }
 
 // ClientURL is where Nodes dial, tls://host:port, after Ready; empty before.

@@ -276,6 +276,14 @@ func (e *enrolment) changed() {
 	}
 }
 
+// enrolListenNamed is what names the listener's address.
+func (a *authority) enrolListenNamed() string {
+	if a.role == identity.RoleService {
+		return "service.enrolment.listen"
+	}
+	return "broker.enrolment.listen, or --enrol-listen,"
+}
+
 // enrolListener is the HTTPS listener, open or not. The loop owns it.
 type enrolListener struct {
 	e      *enrolment
@@ -294,7 +302,7 @@ func (l *enrolListener) open(ctx context.Context) error {
 	}
 	tcp, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
 	if err != nil {
-		return fmt.Errorf("broker: cannot listen on %s (broker.enrolment.listen, or --enrol-listen, names another address): %w", listen, reason(err))
+		return fmt.Errorf("broker: cannot listen on %s (%s names another address): %w", listen, l.e.a.enrolListenNamed(), reason(err))
 	}
 	l.addr = tcp.Addr()
 	var http1 http.Protocols

@@ -713,6 +713,14 @@ func TestEnrolConfiguration(t *testing.T) {
 			t.Errorf("%s: %v, want one that says %q", name, err, c.want)
 		}
 	}
+	taken := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer taken.Close()
+	for role, want := range map[identity.Role]string{identity.RoleBroker: "(broker.enrolment.listen, or", identity.RoleService: "(service.enrolment.listen names"} {
+		l := enrolListener{e: &enrolment{a: &authority{role: role}, cfg: configs.Enrolment{Listen: taken.Addr().String()}}}
+		if err := l.open(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a port that is taken, of a %s: %v", role, err)
+		}
+	}
 	f := newFixture(t).start()
 	if _, err := f.b.Invite(t.Context(), "gpu1", time.Hour); !errors.Is(err, ErrNoEnrolment) {
 		t.Errorf("%v", err)

@@ -92,7 +92,8 @@ func (s *Service) checkServer(cs tls.ConnectionState) error {
 	return nil
 }
 
-// Reload reads the certificate, its key and the CA again; the next dials use them.
+// Reload reads the certificate, its key and the CA again, which the next dials use,
+// the issuer's key, and the configured members (B8).
 func (s *Service) Reload() error { return s.reload() }
 
 // Run connects and answers until ctx ends. A server that is not there yet, or

@@ -123,7 +123,7 @@ func (r *records) Enabled(context.Context, slog.Level) bool { return true }
 func (r *records) WithAttrs([]slog.Attr) slog.Handler       { return r }
 func (r *records) WithGroup(string) slog.Handler            { return r }
 func (r *records) Handle(_ context.Context, rec slog.Record) error {
-	line := map[string]string{"msg": rec.Message}
+	line := map[string]string{"msg": rec.Message, "level": rec.Level.String()}
 	rec.Attrs(func(a slog.Attr) bool { line[a.Key] = a.Value.String(); return true })
 	r.mu.Lock()
 	defer r.mu.Unlock()

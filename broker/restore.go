@@ -78,7 +78,7 @@ func (a *authority) mine(from *Backup) error {
 	case from.TrustDomain != a.cfg.TrustDomain:
 		return fmt.Errorf("broker: %w: it is of trust domain %q, this one of %q", ErrBackupOther, from.TrustDomain, a.cfg.TrustDomain)
 	case from.Issuer != a.keys.issuer.Public() && !a.isOldIssuer(from.Issuer):
-		return fmt.Errorf("broker: %w: its issuer is %s, this one's %s", ErrBackupOther, from.Issuer, a.keys.issuer.Public())
+		return fmt.Errorf("broker: %w: its issuer is %s, this one's %s", errBackupIssuer, from.Issuer, a.keys.issuer.Public())
 	}
 	var ours []string
 	for edge := range a.cfg.EdgeKeys {

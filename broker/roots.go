@@ -81,11 +81,11 @@ func (a *authority) Keys(ctx context.Context) (k Keys, err error) {
 }
 
 // reseed applies the configured members as they are now.
-func (b *Broker) reseed() error {
-	if b.again == nil || !b.isReady() {
+func (a *authority) reseed() error {
+	if a.again == nil || !a.isReady() {
 		return nil
 	}
-	list, err := b.again()
+	list, err := a.again()
 	if err != nil {
 		return fmt.Errorf("broker: members: %w", err)
 	}
@@ -96,7 +96,7 @@ func (b *Broker) reseed() error {
 	ctx, cancel := context.WithTimeout(context.Background(), operationBound)
 	defer cancel()
 	for _, s := range seeds {
-		if err := b.members.Seed(ctx, s); err != nil {
+		if err := a.members.Seed(ctx, s); err != nil {
 			return fmt.Errorf("broker: members: %w", err)
 		}
 	}

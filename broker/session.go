@@ -699,7 +699,7 @@ func (s *service) fencedByEdge(m *nats.Msg) {
 // the leader has it, so each is read back.
 func (s *service) watchMembers(writes <-chan *nats.Msg) {
 	seen := map[memberID]uint64{}
-	s.readMembers(seen)
+	s.readMembers(seen, slog.LevelDebug) // what was there is no change
 	for {
 		select {
 		case m := <-writes:
@@ -707,7 +707,7 @@ func (s *service) watchMembers(writes <-chan *nats.Msg) {
 				s.readMember(seen, id)
 			}
 		case <-s.resync: // a server is new, and what it heard we may not have
-			s.readMembers(seen)
+			s.readMembers(seen, slog.LevelInfo)
 		case <-s.ctx.Done():
 			return
 		}
@@ -724,13 +724,13 @@ func (s *service) readMember(seen map[memberID]uint64, id memberID) {
 			pause.Stop()
 			return
 		}
-		if s.tellMember(seen, id) {
+		if s.tellMember(seen, id, slog.LevelInfo) {
 			return
 		}
 	}
 }
 
-func (s *service) readMembers(seen map[memberID]uint64) {
+func (s *service) readMembers(seen map[memberID]uint64, level slog.Level) {
 	ctx, cancel := context.WithTimeout(s.ctx, operationBound)
 	defer cancel()
 	keys, err := listKeys(ctx, s.members.kv, ">")
@@ -739,13 +739,14 @@ func (s *service) readMembers(seen map[memberID]uint64) {
 	}
 	for _, key := range keys {
 		if id, ok := parseMemberKey(key); ok {
-			s.tellMember(seen, id)
+			s.tellMember(seen, id, level)
 		}
 	}
 }
 
-// tellMember tells the loop of a member that is not as it was seen last.
-func (s *service) tellMember(seen map[memberID]uint64, id memberID) (changed bool) {
+// tellMember tells the loop, and at that level the log, of a member that is not as it was
+// seen last.
+func (s *service) tellMember(seen map[memberID]uint64, id memberID, level slog.Level) (changed bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, operationBound)
 	defer cancel()
 	m, rev, err := s.members.GetRevision(ctx, id)
@@ -754,7 +755,7 @@ func (s *service) tellMember(seen map[memberID]uint64, id memberID) (changed boo
 	}
 	seen[id] = rev
 	gone := m.Revoked || rev == 0
-	s.b.log.Debug(eventMember,
+	s.b.log.Log(s.ctx, level, eventMember,
 		slog.String("edge", id.Edge), slog.String("role", string(id.Role)), slog.String("name", id.Name), slog.Bool("revoked", gone))
 	s.send(event{kind: evMember, member: id, revoked: gone})
 	return true

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,7 +81,7 @@ func (s *stock) newService(replicas int, urls ...string) *Service {
 		URLs: urls, TLS: configs.TLS{Certificate: cert, Key: key, CA: s.cfg.TLS.CA}, TrustDomain: "iop",
 		IssuerKey: s.cfg.IssuerKey, SystemKey: s.cfg.SystemKey, CalloutKey: s.cfg.CalloutKey, ServiceKey: s.cfg.ServiceKey,
 		Members: s.cfg.Members, Replicas: replicas, Enrolment: s.cfg.Enrolment,
-	}, Deps{Log: slog.New(s.logs), Metrics: s.reg})
+	}, Deps{Log: slog.New(s.logs), Metrics: s.reg, Members: func() ([]configs.Member, error) { return s.cfg.Members, nil }})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -131,8 +132,8 @@ func (s *stock) edgeTCP(key *identity.NKey) *nats.Conn {
 
 // A nats-server of its own does with the service beside it what the embedded
 // one does: Edge and Nodes are admitted by all of B2, generations rise, also
-// over its death, and Edge is told.
-// Contract: B1 B2 B6 B7 G1
+// over its death, and Edge is told. The service reads its members again.
+// Contract: B1 B2 B6 B7 B8 G1
 func TestStockServer(t *testing.T) {
 	s := &stock{fixture: newFixture(t)}
 	s.cfg.Listen = freePorts(t, 1)[0]
@@ -203,6 +204,28 @@ func TestStockServer(t *testing.T) {
 	newer.Close()
 	if verb, n := s.notice(ctl); verb != subjects.Closed || n.Generation != second.Gen || n.Reason != "client_closed" {
 		t.Errorf("notice %s %v", verb, n)
+	}
+
+	// At a hangup the service takes what its file says of members: here another nkey,
+	// first beside the old one, then alone.
+	old := nodeKey
+	nodeKey = s.member("edge1", "node", "n1")
+	for _, listed := range []bool{true, false} {
+		if !listed {
+			s.cfg.Members = slices.DeleteFunc(s.cfg.Members, func(m configs.Member) bool { return m.NKey == old.Public() })
+		}
+		if err := s.service.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range map[*identity.NKey]bool{old: listed, nodeKey: true} {
+			nc, err := s.instance(instance, "edge1", "node", "n1", key).dial()
+			if err == nil {
+				nc.Close()
+			}
+			if (err == nil) != want {
+				t.Errorf("the old nkey listed: %t, the old one dials: %t: %v", listed, key == old, err)
+			}
+		}
 	}
 
 	// The server is killed and comes back: the service goes on by itself.
@@ -344,5 +367,42 @@ func TestStockInvitesRevokesAndRestores(t *testing.T) {
 	// What was said at the invitation came through it all.
 	if _, err := s.service.Invite(ctx, "n1", time.Hour); !errors.Is(err, ErrNameTaken) {
 		t.Errorf("a name that is taken: %v", err)
+	}
+}
+
+// The issuer is exchanged beside a stock nats-server: at a hangup the service signs with
+// the new one and the server is answered with the one it pins; then server and service
+// are started anew, and Nodes come in by the new one alone.
+//
+// Contract: B1 B8 G3
+func TestStockIssuerExchanged(t *testing.T) {
+	s := &stock{fixture: newFixture(t)}
+	s.cfg.Listen = freePorts(t, 1)[0]
+	s.url = "tls://" + s.cfg.Listen
+	s.b = serverAt(s.url)
+	nodeKey := s.member("edge1", "node", "n1")
+	t.Cleanup(s.kill)
+	t.Cleanup(s.stopService)
+	s.startServer()
+	s.startService(1, s.url)
+	s.served()
+	instance := wire.NewToken()
+	s.node(s.instance(instance, "edge1", "node", "n1", nodeKey))
+
+	issuer := must(identity.NewAccountKey())
+	was := must(identity.LoadNKey(s.cfg.IssuerKey))
+	if err := errors.Join(was.Save(strings.TrimSuffix(s.cfg.IssuerKey, ".nk")+"-old.nk"), issuer.Save(s.cfg.IssuerKey), s.service.Reload()); err != nil {
+		t.Fatal(err)
+	}
+	s.logs.wait(t, 0, map[string]string{"msg": eventIssuer, "issuer": issuer.Public()})
+	s.node(s.instance(instance, "edge1", "node", "n1", nodeKey)) // the server pins the old one still
+	s.kill()
+	s.startServer() // its configuration is made anew of issuer.nk
+	s.stopService()
+	s.startService(1, s.url)
+	s.served()
+	s.node(s.instance(instance, "edge1", "node", "n1", nodeKey))
+	if k := must(s.service.Keys(t.Context())); k.Issuer != issuer.Public() || k.Pinned != issuer.Public() {
+		t.Errorf("%+v", k)
 	}
 }

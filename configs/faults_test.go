@@ -510,6 +510,16 @@ func TestSingleNamesItself(t *testing.T) {
 	if _, err := LoadSingle(path); err == nil || !strings.Contains(err.Error(), "broker: {} is enough") {
 		t.Errorf("%v", err)
 	}
+	if err := os.WriteFile(path, []byte("edge: {}\nnode: {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, loaded := LoadAny(path)
+	_, checked := Check(path, time.Now())
+	for _, err := range []error{loaded, checked} {
+		if err == nil || !strings.Contains(strings.Split(err.Error(), "\n")[0], "broker: {} is enough") || !strings.Contains(err.Error(), "edge.name") {
+			t.Errorf("edge and node without broker: %v", err)
+		}
+	}
 	if f, err := NewSingle([]string{"IOP_EDGE_LISTEN=127.0.0.1:1", "IOP_LOG_LEVEL=debug"}); err != nil || f.Edge.Listen != "127.0.0.1:1" || f.Log.Level != "debug" {
 		t.Errorf("%+v %v", f, err)
 	}

@@ -26,7 +26,7 @@ func Check(path string, now time.Time) (warnings Faults, err error) {
 	}
 	file, locate, err := decode(path, data, os.Environ(), hasSection(data, "broker") && hasSection(data, "edge"))
 	if err != nil {
-		return nil, err
+		return nil, lacksBroker(path, data, err)
 	}
 	c := &checker{now: now}
 	c.file(file)

@@ -167,7 +167,21 @@ func LoadAny(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parse(path, data, os.Environ(), hasSection(data, "broker") && hasSection(data, "edge"))
+	f, err := parse(path, data, os.Environ(), hasSection(data, "broker") && hasSection(data, "edge"))
+	return f, lacksBroker(path, data, err)
+}
+
+// lacksBroker puts first, before all that an iop up makes itself, that a file of Edge and
+// Node is none of an iop up. Without other faults it may be that of two processes.
+func lacksBroker(path string, data []byte, err error) error {
+	var faults Faults
+	if !errors.As(err, &faults) || hasSection(data, "broker") || !hasSection(data, "edge") || !hasSection(data, "node") {
+		return err
+	}
+	return append(Faults{{
+		File: path, Line: 1, Path: "broker",
+		Message: "the section is missing, so this is no file of iop up, which makes names and keys itself (broker: {} is enough). As a file of iop edge and iop node:",
+	}}, faults...)
 }
 
 // hasSection looks for a top-level key; what is no YAML is parse's to tell.

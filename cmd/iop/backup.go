@@ -185,7 +185,10 @@ func showBackup(w io.Writer, name string, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return json.NewEncoder(w).Encode(b.Header)
+		return json.NewEncoder(w).Encode(struct {
+			broker.Header
+			Names []broker.BackupMember `json:"member_names"`
+		}{b.Header, b.Names()})
 	}
 	fmt.Fprintf(w, "%s: a backup of %s\n", name, b.Created.Local().Format("2006-01-02 15:04:05"))
 	for _, line := range [][2]string{
@@ -200,7 +203,11 @@ func showBackup(w io.Writer, name string, asJSON bool) error {
 		fmt.Fprintf(w, "  %-21s  %s\n", line[0], line[1])
 	}
 	for _, m := range b.Names() {
-		fmt.Fprintf(w, "  member                 %s\n", m)
+		revoked := ""
+		if m.Revoked {
+			revoked = " (revoked)"
+		}
+		fmt.Fprintf(w, "  member                 %s%s\n", m.Name, revoked)
 	}
 	return nil
 }

@@ -128,6 +128,10 @@ func TestBackupOfABroker(t *testing.T) {
 			t.Errorf("%s: %+v", name, h)
 		}
 	}
+	mustIOP(t, "revoke", "a", "--config", config(dir, "broker-1"))
+	header(t, "backup", file, "--config", config(dir, "broker-1"))
+	says(t, mustIOP(t, "backup", "--show", file), []string{"home.node.a (revoked)\n", "home.node.b\n"})
+	says(t, mustIOP(t, "backup", "--show", "--json", file), []string{`{"name":"home.node.a","revoked":true}`, `{"name":"home.node.b","revoked":false}`})
 	for _, wrong := range []string{"", "wrong"} {
 		if code, body := get(t, url+"/api/v1/backup", wrong); code != 401 || strings.Contains(body, "iop_backup") {
 			t.Errorf("with token %q: %d", wrong, code)

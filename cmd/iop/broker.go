@@ -43,12 +43,12 @@ func newService() *cobra.Command {
 		role:  "service",
 		short: "Run the session service beside a nats-server of its own",
 		long: `Run the session service beside a nats-server that runs with what "iop broker config --stock" prints. It admits
-Nodes and Edges there, and numbers their sessions. SIGHUP reads its certificate and CA again.`,
+Nodes and Edges there, and numbers their sessions. SIGHUP reads its certificate, the CA, the issuer's key and service.members again.`,
 		has: func(f *configs.File) bool { return f.Service != nil },
-		run: func(ctx context.Context, f *configs.File, _ up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
+		run: func(ctx context.Context, f *configs.File, again up.Again, log *slog.Logger, ready func(up.ProcessInfo)) error {
 			hangup, stop := onHangup()
 			defer stop()
-			return up.RunService(ctx, *f.Service, log, hangup, ready)
+			return up.RunService(ctx, *f.Service, again, log, hangup, ready)
 		},
 	}.command()
 }

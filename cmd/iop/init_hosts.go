@@ -36,11 +36,15 @@ On each host:
 			fmt.Fprintf(w, "  iop %s --config %s/%s.yaml\n", role, folder, folder)
 		}
 	}
+	_, stock, err := up.Authorities(h.Out)
+	if err != nil {
+		return err
+	}
 	for i, t := range report.Todo {
 		if i == 0 {
-			fmt.Fprint(w, "\nFiles that were there were left as they are. Put into them, here and on their hosts, and restart what reads them:\n")
+			fmt.Fprint(w, "\nFiles that were there were left as they are. Put into them, here and on their hosts:\n")
 		}
-		fmt.Fprintf(w, "\nbelow %s in %s:\n\n%s", t.Key, strings.Join(t.Files, ", "), t.Text)
+		fmt.Fprintf(w, "\nbelow %s in %s:\n\n%s\n%s\n", t.Key, strings.Join(t.Files, ", "), t.Text, readBy(t.Key, stock))
 	}
 	if len(report.Todo) == 0 {
 		fmt.Fprintf(w, `
@@ -51,4 +55,21 @@ A caller's key is in %s. Once all runs, on the edge's host:
 `, filepath.Join(h.Out, "edge", "api-key"), report.APIKey)
 	}
 	return nil
+}
+
+// readBy says how a process takes what was put below a key of its file.
+func readBy(key string, stock bool) string {
+	section, _, _ := strings.Cut(key, ".")
+	switch {
+	case key == "broker.members" && stock:
+		return "A nats-server needs none of it: its service admits."
+	case key == "broker.members", key == "service.members":
+		return "Then kill -HUP the " + section + "s: they read it again, and nothing that runs is touched."
+	case section == "broker" && stock:
+		return "Then write each nats.conf anew (iop broker config --stock), and restart the nats-servers, one at a time: streams on one end with it,\nand a reload (kill -HUP) would close every Node on it."
+	case section == "broker":
+		return "Then restart the brokers, one at a time: where there are others each sends its Nodes to them first, and a stream that\nstill runs on it after 8 s ends."
+	default:
+		return "Then restart the Edge: it reads this when it starts. Running answers get its stop_grace to end."
+	}
 }

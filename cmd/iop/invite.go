@@ -33,7 +33,7 @@ The machine is told what to dial: the broker, or what broker.enrolment.broker_ur
 --leaf NAME (of broker.enrolment.leaves) or --broker-url, once for each address.
 
 --list shows the invitations, --cancel NAME withdraws one; iop revoke NAME takes a machine out that has joined.
-` + whomToAsk,
+` + whomToAsk(ofAuthority),
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case list || cancel != "":
@@ -134,7 +134,7 @@ func newRevoke() *cobra.Command {
 		Short: "Refuse a node from now on, and close its connection",
 		Long: `Refuse a node from now on, close its connection, and withdraw its invitation. Its name can be invited again; its
 keys are good for nothing any more.
-` + whomToAsk,
+` + whomToAsk(ofAuthority),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usageError{fmt.Errorf("revoke takes one NAME, got %d arguments", len(args))}

@@ -78,12 +78,13 @@ func newRoot() *cobra.Command {
   iop validate  check a configuration file without starting anything
   iop invite    print the one line with which another machine joins; iop join is that line, iop revoke takes it out
   iop node install   have the operating system start a node; iop join --install does so at once
-  iop rotate    sign a certificate of a fabric of many hosts anew
+  iop rotate    sign a certificate of a fabric of many hosts anew; exchange the CA, the issuer or an nkey while all runs
   iop backup    one file with what the authority knows; iop restore puts it back
   iop status    what every node is doing, and why requests wait; iop nodes, iop providers, iop models: its parts
 
   iop broker, iop edge, iop node   the same three, each a process of its own
   iop leaf                         a broker for a site, with one link to the others
+  iop service                      beside a nats-server of your own: what a broker does there
 
 Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		Version:      version,

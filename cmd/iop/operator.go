@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,15 +28,18 @@ const tokenVariable = "IOP_ADMIN_TOKEN"
 type operator struct {
 	dir, file, url, tokenFile string
 	asJSON                    bool
+	// shows: what is asked for is what an Edge shows; else it is the affair of who
+	// admits members, a broker or a service.
+	shows bool
 }
 
 // newOperator makes a command that shows a part of the snapshot: part as JSON,
 // print for people.
 func newOperator(use, short, long string, part func(adminapi.Snapshot) any, print func(io.Writer, adminapi.Snapshot)) *cobra.Command {
-	var o operator
+	o := operator{shows: true}
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: noArgs,
-		Long: long + "\n" + whomToAsk,
+		Long: long + "\n" + whomToAsk("an Edge (edge.yaml), which alone knows the nodes"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := o.client()
 			if err != nil {
@@ -59,19 +63,32 @@ func newOperator(use, short, long string, part func(adminapi.Snapshot) any, prin
 }
 
 // whomToAsk ends the help of what asks a running process.
-const whomToAsk = `
-Without a flag it asks the "iop up" of the default data folder; --data-dir names another folder, --config the file of
-an Edge, a broker or a service of its own. From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`
+// whose is the process whose file --config takes.
+func whomToAsk(whose string) string {
+	return `
+Without a flag it asks the "iop up" of the default data folder; --data-dir names another folder. --config names the file of
+` + whose + `.
+From another machine: --url, with the token in --token-file or in ` + tokenVariable + `.`
+}
+
+// ofAuthority is whom those ask that are about members.
+const ofAuthority = "a broker (broker-1.yaml) or, beside a stock nats-server, of a service (service-1.yaml)"
 
 // flags are those that say whom to ask.
 func (o *operator) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.dir, "data-dir", "", `data folder of the "iop up" to ask`)
 	f.StringVar(&o.file, "config", "", "configuration file of the process to ask")
 	f.StringVar(&o.url, "url", "", "admin listener to ask, such as http://127.0.0.1:8401")
+	o.otherFlags(cmd)
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "config", "url")
+}
+
+// otherFlags are those but --config and --url, for who takes these more than once.
+func (o *operator) otherFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.dir, "data-dir", "", `data folder of the "iop up" to ask`)
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the admin token")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
-	cmd.MarkFlagsMutuallyExclusive("data-dir", "config", "url")
 }
 
 // client finds whom to ask and the token to ask with.
@@ -79,9 +96,12 @@ func (o operator) client() (c adminapi.Client, err error) {
 	var token configs.AdminToken
 	switch {
 	case o.url != "":
-		c.URL = o.url
+		if u, bad := url.Parse(o.url); bad != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+			return c, usageError{fmt.Errorf("--url %q: want http://HOST:PORT, such as http://127.0.0.1:8401", o.url)}
+		}
+		c.URL = strings.TrimRight(o.url, "/")
 	case o.file != "":
-		c.URL, token, err = surfaceOf(o.file)
+		c.URL, token, err = surfaceOf(o.file, o.shows)
 	default:
 		c.URL, token, err = surfaceAt(o.dir)
 	}
@@ -118,14 +138,19 @@ func surfaceAt(dir string) (url string, token configs.AdminToken, err error) {
 }
 
 // surfaceOf is where the Edge of a configuration file, or else its broker or its
-// service, is asked.
-func surfaceOf(file string) (url string, token configs.AdminToken, err error) {
+// service, is asked; what an Edge shows the Edge alone, and nothing else an Edge alone.
+func surfaceOf(file string, shows bool) (url string, token configs.AdminToken, err error) {
 	cfg, err := configs.LoadAny(file)
 	if err != nil {
 		return "", token, err
 	}
 	var section, listen string
+	admits := cfg.Broker != nil || cfg.Service != nil
 	switch {
+	case shows && cfg.Edge == nil && admits:
+		return "", token, fmt.Errorf("%s: is of a broker or a service, which shows no nodes: ask the Edge (--config edge.yaml)", file)
+	case !shows && cfg.Edge != nil && !admits:
+		return "", token, fmt.Errorf("%s: is of an Edge, which admits nobody and keeps no keys: ask a broker, or the service beside a stock nats-server; to invite, the one that has enrolment (--config broker-1.yaml)", file)
 	case cfg.Edge != nil:
 		section, listen, token = "edge", cfg.Edge.AdminListen, cfg.Edge.AdminToken
 	case cfg.Broker != nil:

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -58,6 +59,9 @@ func TestStockServersFolders(t *testing.T) {
 	mustIOP(t, "rotate", "service", "service-1", "--out", dir)
 	service := config(dir, "service-1")
 	edit := func(file string, pairs ...string) { t.Helper(); replace(t, file, pairs...) }
+	if text, err := os.ReadFile(service); err != nil || !strings.Contains(string(text), fmt.Sprintf(`enrolment: {edge: "home", listen: "%s:8443"`, ip)) {
+		t.Errorf("the file of a service does not say where strangers reach it: %v\n%s", err, text)
+	}
 	edit(service, "# admin_listen: 127.0.0.1:8401", "admin_listen: "+ip+":8401", "# admin_token:", "admin_token:", "# enrolment:", "enrolment:")
 	token := filepath.Join(dir, "service-1", "admin-token")
 	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
@@ -82,18 +86,32 @@ func TestStockServersFolders(t *testing.T) {
 	kill := natsServer(t, conf, ip+":4222")
 	_, stop := background(t, "service", "--config", service)
 	edge, _ := background(t, "edge", "--config", config(dir, "edge"))
-	node := func() (n adminapi.Node) {
+	nodeNamed := func(name string) (n adminapi.Node) {
 		var v struct{ Nodes []adminapi.Node }
 		if err := json.Unmarshal([]byte(mustIOP(t, "nodes", "--url", edge.AdminURL, "--token-file", filepath.Join(dir, "edge", "admin-token"), "--json")), &v); err != nil {
 			t.Fatal(err)
 		}
 		for _, is := range v.Nodes {
-			if is.Name == "gpu1" {
+			if is.Name == name {
 				n = is
 			}
 		}
 		return n
 	}
+	node := func() adminapi.Node { return nodeNamed("gpu1") }
+	// Another nkey of a member: the service reads it at SIGHUP, and the Node is let in.
+	var rotated struct{ Member string }
+	if err := json.Unmarshal([]byte(mustIOP(t, "rotate", "node", "a", "--nkey", "--out", dir, "--json")), &rotated); err != nil {
+		t.Fatal(err)
+	}
+	edit(service, "# who may come in\n", "# who may come in\n    "+rotated.Member+"\n")
+	if self, err := os.FindProcess(os.Getpid()); err != nil {
+		t.Fatal(err)
+	} else if err := self.Signal(syscall.SIGHUP); err != nil { // all that runs here has it
+		t.Fatal(err)
+	}
+	background(t, "node", "--config", config(dir, "node-a"))
+	await(t, func() bool { return nodeNamed("a").Connected })
 	var i adminapi.Invited
 	if err := json.Unmarshal([]byte(mustIOP(t, "invite", "gpu1", "--config", service, "--json")), &i); err != nil {
 		t.Fatal(err)

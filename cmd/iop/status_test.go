@@ -65,12 +65,12 @@ func TestStatus(t *testing.T) {
 		t.Error(code, out.String())
 	}
 	t.Setenv(tokenVariable, "wrong")
-	refused(t, exitFailed, "the admin token is needed", "nodes", "--url", x.info.AdminURL)
+	refused(t, exitFailed, "is not the one of edge.admin_token", "nodes", "--url", x.info.AdminURL)
 	t.Setenv(tokenVariable, "")
 	refused(t, exitUsage, "no admin token", "nodes", "--url", x.info.AdminURL)
 	refused(t, exitFailed, "nothing is served at this path", "nodes", "--url", x.info.BaseURL[:len(x.info.BaseURL)-len("/v1")], "--token-file", filepath.Join(dir, "admin-token"))
 	// A caller's key is no operator's.
-	refused(t, exitFailed, "the admin token is needed", "nodes", "--url", x.info.AdminURL, "--token-file", filepath.Join(dir, "api-key"))
+	refused(t, exitFailed, "is not the one of edge.admin_token", "nodes", "--url", x.info.AdminURL, "--token-file", filepath.Join(dir, "api-key"))
 	if code, _ := get(t, x.info.AdminURL+"/api/v1/snapshot", ""); code != http.StatusUnauthorized {
 		t.Errorf("without a token: %d", code)
 	}

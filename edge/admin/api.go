@@ -45,6 +45,14 @@ func New(cfg Config, source Source, now func() time.Time) *API {
 		a.mux.HandleFunc("/api/v1/"+path, a.serve(part))
 	}
 	mountAll(a.mux, cfg.Mount)
+	for _, path := range admitted {
+		if _, ours := cfg.Mount["/api/v1/"+path]; !ours { // an iop up has them all
+			a.mux.HandleFunc("/api/v1/"+path, func(w http.ResponseWriter, _ *http.Request) {
+				refuse(w, http.StatusNotFound, "wrong_process", "this is an Edge, which admits nobody and keeps no keys: ask the broker, or the service beside a stock nats-server, that has "+
+					"enrolment (--config broker-1.yaml)")
+			})
+		}
+	}
 	a.mux.HandleFunc("/api/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusNotFound, "unknown_path", "nothing is served at this path; GET /api/v1/snapshot holds everything")
 	})

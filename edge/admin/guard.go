@@ -39,7 +39,11 @@ func (g Guard) Serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		refuse(w, http.StatusForbidden, "no_admin_token", "no admin token is configured: set "+section+".admin_token")
 	case !g.knows(r.Header):
 		h.Set("Www-Authenticate", "Bearer")
-		refuse(w, http.StatusUnauthorized, "invalid_token", "the admin token is needed: Authorization: Bearer <token>")
+		message := "the admin token is needed: Authorization: Bearer <token>"
+		if scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "bearer") && strings.TrimSpace(given) != "" {
+			message = "the admin token that was given is not the one of " + section + ".admin_token"
+		}
+		refuse(w, http.StatusUnauthorized, "invalid_token", message)
 	default:
 		next.ServeHTTP(w, r)
 	}
@@ -52,8 +56,21 @@ func (g Guard) Handler(mount map[string]http.Handler) http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusNotFound, "unknown_path", "nothing is served at this path")
 	})
+	section, _, _ := strings.Cut(g.Listener, ".")
+	for _, path := range shown {
+		mux.HandleFunc("/api/v1/"+path, func(w http.ResponseWriter, _ *http.Request) {
+			refuse(w, http.StatusNotFound, "wrong_process", "this is a "+section+", which shows no nodes: ask the Edge (--config edge.yaml)")
+		})
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.Serve(w, r, mux) })
 }
+
+// shown are the paths of an Edge alone, and admitted those of who admits members: of
+// which process they are is said by the other.
+var (
+	shown    = []string{"snapshot", "nodes", "providers", "models", "queue"}
+	admitted = []string{"invitations", "invitations/{name}", "members/{role}/{name}/revoke", "backup", "keys", "keys/{what}/{step}"}
+)
 
 // mountAll adds handlers. What a request that changes something has for a body is
 // JSON and says so, which a form of a page cannot.

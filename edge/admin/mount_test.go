@@ -53,3 +53,42 @@ func TestMountedPathsAreGuarded(t *testing.T) {
 		}
 	}
 }
+
+// A path that another process answers is said to be that one's, behind the same guard;
+// where all is in one process nothing is in the way.
+//
+// Contract: D4
+func TestAnotherProcessIsNamed(t *testing.T) {
+	guard := func(section string) Guard {
+		return Guard{Token: sha256.Sum256([]byte(token)), Listener: section + ".admin_listen"}
+	}
+	mount := map[string]http.Handler{}
+	for _, path := range admitted {
+		mount["/api/v1/"+path] = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { Write(w, http.StatusOK, "mounted") })
+	}
+	edge := New(Config{Guard: guard("edge"), Edge: "home"}, &fixedState{}, time.Now)
+	whole := New(Config{Guard: guard("edge"), Edge: "home", Mount: mount}, &fixedState{}, time.Now)
+	for name, c := range map[string]struct {
+		h           http.Handler
+		path, token string
+		status      int
+		want        string
+	}{
+		"a broker's nodes":    {guard("broker").Handler(mount), "snapshot", token, 404, "this is a broker, which shows no nodes: ask the Edge"},
+		"a service's nodes":   {guard("service").Handler(mount), "nodes", token, 404, "this is a service"},
+		"an Edge invites":     {edge, "invitations", token, 404, "ask the broker"},
+		"an Edge's keys":      {edge, "keys/ca/begin", token, 404, "ask the broker"},
+		"an iop up invites":   {whole, "invitations", token, 200, "mounted"},
+		"an iop up is shown":  {whole, "snapshot", token, 200, "home"},
+		"a wrong token":       {edge, "invitations", "x", 401, "that was given is not the one of edge.admin_token"},
+		"no token in another": {guard("broker").Handler(mount), "snapshot", "", 401, "is needed"},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:8401/api/v1/"+c.path, nil)
+		r.Header.Set("Authorization", "Bearer "+c.token)
+		w := httptest.NewRecorder()
+		c.h.ServeHTTP(w, r)
+		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
+			t.Errorf("%s: %d %s", name, w.Code, w.Body)
+		}
+	}
+}

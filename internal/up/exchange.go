@@ -45,9 +45,15 @@ type Exchange struct {
 	Out  string // the authority's folder
 	What string // ExchangeCA or ExchangeIssuer
 	Step string
-	// Live says who shows what; nil: nobody could be asked. Force finishes all the same.
-	Live  *broker.Keys
+	// Live is what each says that was asked; nil: nobody could be. Force finishes all the same.
+	Live  []Asked
 	Force bool
+}
+
+// Asked is what a broker or service, by the address it was asked at, says of the keys.
+type Asked struct {
+	Whom string
+	broker.Keys
 }
 
 // Exchanged says what was done.
@@ -154,6 +160,27 @@ func memberFolders(out string) (folders []string, err error) {
 	return folders, nil
 }
 
+// Authorities are the folders of those who admit members: the brokers or, where nats-servers
+// of an operator's own are in their place (stock), the services beside them.
+func Authorities(out string) (folders []string, stock bool, err error) {
+	all, err := memberFolders(out)
+	if err != nil {
+		return nil, false, err
+	}
+	of := func(role identity.Role) (is []string) {
+		for _, f := range all {
+			if strings.HasPrefix(f, string(role)+"-") {
+				is = append(is, f)
+			}
+		}
+		return is
+	}
+	if folders = of(identity.RoleService); len(folders) > 0 {
+		return folders, true, nil
+	}
+	return of(identity.RoleBroker), false, nil
+}
+
 // distribute gives a member's folder the CA file and, once the new CA signs, a
 // certificate of it for the key that is there.
 func (e Exchange) distribute(done *Exchanged, folder string, t identity.Trust) error {
@@ -227,16 +254,34 @@ func (e Exchange) allShowTheNew(dir string) error {
 		return nil // what is not exchanged is told by the step itself
 	}
 	if e.Live == nil {
-		return errors.New("nobody was asked who still shows a certificate of the old CA: name a broker's admin listener (--config broker-1.yaml on its host, or --url with --token-file), or finish without (--force)")
+		return e.nobodyAsked("who still shows a certificate of the old CA")
 	}
-	return stillOld(*e.Live, identity.RootOf(t.Signer()), "")
+	for _, a := range e.Live {
+		if err := stillOld(a.Keys, identity.RootOf(t.Signer()), ""); err != nil {
+			return fmt.Errorf("%s: %w", a.Whom, err)
+		}
+	}
+	return nil
+}
+
+// nobodyAsked says whom to ask.
+func (e Exchange) nobodyAsked(what string) error {
+	_, stock, err := Authorities(e.Out)
+	if err != nil {
+		return err
+	}
+	who := identity.RoleBroker
+	if stock {
+		who = identity.RoleService
+	}
+	return fmt.Errorf("nobody was asked %s: name the admin listener of every %s (--config %s-1.yaml on its host, or --url with --token-file), or finish without (--force)", what, who, who)
 }
 
 // stillOld names the members that came last with a certificate of another root than
 // signer, and would be locked out. own is known to be right.
 func stillOld(k broker.Keys, signer, own string) error {
 	if !slices.ContainsFunc(k.Roots, func(r broker.Root) bool { return r.ID == signer && r.Signs }) {
-		return errors.New("the broker that was asked does not know yet that the new CA signs: copy the files of the switch to it, and kill -HUP it")
+		return errors.New("what was asked does not know yet that the new CA signs: copy the files of the switch to it, and kill -HUP it")
 	}
 	var names []string
 	for _, m := range k.Members {

@@ -35,6 +35,14 @@ func put(t *testing.T, out, name, text string) {
 	}
 }
 
+// asked is what one broker says; nil: nobody is asked.
+func asked(k *broker.Keys) []Asked {
+	if k == nil {
+		return nil
+	}
+	return []Asked{{Whom: "b1", Keys: *k}}
+}
+
 // Every step of the CA's exchange gives each host's folder what it needs and nothing
 // else; one that was cut off does the rest when it is taken again. A member that is made
 // in between gets the roots of then.
@@ -45,7 +53,7 @@ func TestExchangeOfTheCAInFiles(t *testing.T) {
 	folders := []string{"broker-1", "edge", "leaf-attic", "node-n1"}
 	put(t, out, "broker-1/ca.key", read("authority/ca.key")) // the one that invites
 	run := func(step string, live *broker.Keys, force bool) (Exchanged, error) {
-		return Exchange{Out: out, What: ExchangeCA, Step: step, Live: live, Force: force}.Run()
+		return Exchange{Out: out, What: ExchangeCA, Step: step, Live: asked(live), Force: force}.Run()
 	}
 	same := func(step string) {
 		t.Helper()
@@ -148,7 +156,7 @@ func TestExchangeOfTheCAInFiles(t *testing.T) {
 func TestExchangeOfTheIssuerInFiles(t *testing.T) {
 	out, read := exchangeFolder(t)
 	run := func(step string, live *broker.Keys, force bool) (Exchanged, error) {
-		return Exchange{Out: out, What: ExchangeIssuer, Step: step, Live: live, Force: force}.Run()
+		return Exchange{Out: out, What: ExchangeIssuer, Step: step, Live: asked(live), Force: force}.Run()
 	}
 	public := func(file string) string {
 		t.Helper()
@@ -190,6 +198,10 @@ func TestExchangeOfTheIssuerInFiles(t *testing.T) {
 		if _, err := run(StepFinish, k, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("finish: %v, want %q", err, want)
 		}
+	}
+	two := append(asked(&broker.Keys{Issuer: begun.Key, Pinned: begun.Key}), Asked{Whom: "b2", Keys: broker.Keys{Issuer: old, Pinned: old}})
+	if _, err := (Exchange{Out: out, What: ExchangeIssuer, Step: StepFinish, Live: two}).Run(); err == nil || !strings.Contains(err.Error(), "b2 still signs with") {
+		t.Errorf("finish while the second of two signs with the old one: %v", err)
 	}
 	left := read("broker-1/issuer-old.nk")
 	if _, err := run(StepFinish, &broker.Keys{Issuer: begun.Key, Pinned: begun.Key}, false); err != nil {

@@ -103,6 +103,7 @@ func (p *plan) serviceText(b endpoint) string {
 	if len(p.brokers) >= 3 {
 		replicas = 3
 	}
+	host, _, _ := net.SplitHostPort(b.listen(0)) // made of the two
 	fmt.Fprintf(&s, `# The session service of edge %s beside the nats-server in the place of %s. On its host, with the files of this folder:
 #
 #   iop service --config %s.yaml
@@ -118,9 +119,9 @@ service:
   # admin_listen: 127.0.0.1:8401   # /healthz, /readyz, /metrics; off by default
   # To invite machines: as the broker's file says, and broker_urls must be there.
   # admin_token: {file: admin-token}
-  # enrolment: {edge: %q, url: %q, ca_certificate: ca.pem, ca_key: ca.key, broker_urls: [%s]}
+  # enrolment: {edge: %q, listen: %q, url: %q, ca_certificate: ca.pem, ca_key: ca.key, broker_urls: [%s]}
   members:                   # who may come in
-`, p.Edge, b.name, b.service(), b.service(), b.url(0), tlsText, replicas, p.Edge, net.JoinHostPort(b.host, configs.DefaultEnrolPort), p.urls(0))
+`, p.Edge, b.name, b.service(), b.service(), b.url(0), tlsText, replicas, p.Edge, net.JoinHostPort(host, configs.DefaultEnrolPort), net.JoinHostPort(b.host, configs.DefaultEnrolPort), p.urls(0))
 	for _, m := range p.members {
 		s.WriteString(p.memberText(m))
 	}

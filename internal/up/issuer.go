@@ -175,20 +175,21 @@ func (e Exchange) issuerReady(dir string) error {
 		return nil
 	}
 	if e.Live == nil {
-		return errors.New("nobody was asked which issuer signs: name a broker's admin listener (--config broker-1.yaml on its host, or --url with --token-file), or finish without (--force)")
+		return e.nobodyAsked("which issuer signs")
 	}
 	k, err := identity.LoadNKey(filepath.Join(dir, issuerFile))
 	if err != nil {
 		return err
 	}
-	switch {
-	case e.Live.Issuer != k.Public():
-		return fmt.Errorf("the broker that was asked still signs with another issuer, %s: copy issuer.nk of the switch to it, and kill -HUP it", e.Live.Issuer)
-	}
 	var leaves []string
-	for _, m := range e.Live.Members {
-		if m.Issuer != "" && m.Issuer != k.Public() {
-			leaves = append(leaves, m.Name)
+	for _, a := range e.Live {
+		if a.Issuer != k.Public() {
+			return fmt.Errorf("%s still signs with another issuer, %s: copy issuer.nk of the switch to it, and kill -HUP it", a.Whom, a.Issuer)
+		}
+		for _, m := range a.Members {
+			if m.Issuer != "" && m.Issuer != k.Public() && !slices.Contains(leaves, m.Name) {
+				leaves = append(leaves, m.Name)
+			}
 		}
 	}
 	if len(leaves) > 0 {

@@ -53,21 +53,34 @@ type server interface {
 // Again reads the process's configuration anew.
 type Again func() (*configs.File, error)
 
-// RunBroker runs a broker until ctx ends. A hangup makes it read its keys, and of again
-// its members; nil: never.
-func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
-	metrics := NewMetrics()
-	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now, Members: func() ([]configs.Member, error) {
+// membersOf reads the configured members of a section again; serves is the section as it
+// was at the start, of gives it and its members, or nil.
+func membersOf[T any](again Again, section string, log *slog.Logger, serves T, of func(*configs.File) (*T, []configs.Member)) func() ([]configs.Member, error) {
+	return func() ([]configs.Member, error) {
 		f, err := again()
 		if err != nil {
 			return nil, err
 		}
-		if f.Broker == nil {
-			return nil, errors.New("the configuration has no section broker any more")
+		read, members := of(f)
+		if read == nil {
+			return nil, fmt.Errorf("the configuration has no section %s any more", section)
 		}
-		tellRestart(log, cfg, *f.Broker, "members")
-		return f.Broker.Members, nil
-	}})
+		tellRestart(log, serves, *read, "members")
+		return members, nil
+	}
+}
+
+// RunBroker runs a broker until ctx ends. A hangup makes it read its keys, and of again
+// its members; nil: never.
+func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+	metrics := NewMetrics()
+	b, err := broker.New(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now, Members: membersOf(again, "broker", log, cfg,
+		func(f *configs.File) (*configs.Broker, []configs.Member) {
+			if f.Broker == nil {
+				return nil, nil
+			}
+			return f.Broker, f.Broker.Members
+		})})
 	if err != nil {
 		return err
 	}
@@ -92,10 +105,17 @@ func RunLeaf(ctx context.Context, cfg configs.Leaf, log *slog.Logger, hangup <-c
 	})
 }
 
-// RunService runs a session service beside a nats-server of its own.
-func RunService(ctx context.Context, cfg configs.Service, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+// RunService runs a session service beside a nats-server of its own. A hangup makes it
+// read its keys, and of again its members.
+func RunService(ctx context.Context, cfg configs.Service, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
-	s, err := broker.NewService(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
+	s, err := broker.NewService(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now, Members: membersOf(again, "service", log, cfg,
+		func(f *configs.File) (*configs.Service, []configs.Member) {
+			if f.Service == nil {
+				return nil, nil
+			}
+			return f.Service, f.Service.Members
+		})})
 	if err != nil {
 		return err
 	}
