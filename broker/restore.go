@@ -153,7 +153,8 @@ func (s *service) applyRestore(ctx context.Context) error {
 		var err error
 		switch r.Kind {
 		case kindMember:
-			err = change(ctx, s.members.kv, r.Key, "member", func(v *member, found bool) (bool, error) {
+			id, _ := parseMemberKey(r.Key) // it was checked when it was read
+			err = s.members.change(ctx, id, func(v *member, found bool) (bool, error) {
 				if found && (v.Revoked || !slices.Equal(v.NKeys, v.Seed)) {
 					return false, nil
 				}
