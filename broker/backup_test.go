@@ -213,6 +213,21 @@ func TestMembersStoreLost(t *testing.T) {
 			}
 		}},
 		{"an early copy was put back", true, func(t *testing.T, stream, early string) { copyDir(t, stream, early) }},
+		{"its blocks are cut, and the index is there", true, func(t *testing.T, stream, _ string) {
+			for _, name := range blocks(t, stream) {
+				if err := os.Truncate(name, 20); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"a byte of each is another, and the index is there", true, func(t *testing.T, stream, _ string) {
+			for _, name := range blocks(t, stream) {
+				data := bytes.ReplaceAll(must(os.ReadFile(name)), []byte(`"nkeys"`), []byte(`"nkeyz"`))
+				if err := os.WriteFile(name, data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t)
@@ -620,6 +635,35 @@ func TestClusterRestore(t *testing.T) {
 		t.Fatalf("generation %d, not above %d: %v", nodes[0].session.Gen, last+more, err)
 	}
 	nodes[0].nc.Close()
+
+	// The same of the members: who was revoked is so again.
+	last = nodes[0].session.Gen
+	if err := g.streams().DeleteStream(t.Context(), "KV_"+bucketMembers); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	for _, m := range c.members {
+		m.launch()
+	}
+	g.logs.wait(t, 0, map[string]string{"msg": eventMembers})
+	if err := g.b.Healthy(); !errors.Is(err, ErrMembersLost) || !strings.Contains(err.Error(), "node n1 (revoked)") {
+		t.Errorf("healthy: %v", err)
+	}
+	g.stop()
+	if err := must(New(g.cfg, Deps{})).Restore(nil, last); err != nil {
+		t.Fatal(err)
+	}
+	g.start()
+	for _, m := range c.members[1:] {
+		m.served()
+	}
+	if err := nodes[0].dial(1); err != nil || nodes[0].session.Gen <= last {
+		t.Fatalf("generation %d, not above %d: %v", nodes[0].session.Gen, last, err)
+	}
+	nodes[0].nc.Close()
+	if m, _, err := g.b.members.Get(t.Context(), memberID{Edge: "edge1", Role: "node", Name: "n1"}); err != nil || !m.Revoked {
+		t.Errorf("%+v, %v", m, err)
+	}
 }
 
 // What an admission costs the stores.

@@ -150,27 +150,37 @@ func (s *service) checkMembers(ctx context.Context) error {
 // forgive has a record that is missing begin anew. One that was revoked is so from now
 // on, whatever an older record says.
 func (ms members) forgive(ctx context.Context, is missingMember, now time.Time) error {
-	if is.revoked {
-		err := ms.change(ctx, is.id, func(m *member, found bool) (bool, error) {
-			m.Revoked, m.RevokedAt, m.Forgotten = true, now, !found
+	_, rev, err := ms.GetRevision(ctx, is.id)
+	switch {
+	case err != nil:
+	case rev != 0 && is.revoked: // an older one
+		err = change(ctx, ms.kv, is.id.key(), "member", func(m *member, _ bool) (bool, error) {
+			m.Revoked, m.RevokedAt = true, now
 			return true, nil
 		})
-		if err != nil {
-			return err
-		}
+	case rev == 0 && is.revoked:
+		// Whatever is there: the server may hold one that it cannot read, and compare with it.
+		err = put(ctx, ms.kv, is.id.key(), member{Revoked: true, RevokedAt: now, Forgotten: true})
+	case rev == 0:
+		_, err = patiently(ctx, ms.kv.led, func(ctx context.Context) (struct{}, error) { return struct{}{}, ms.kv.Delete(ctx, is.id.key()) })
 	}
-	_, rev, err := ms.GetRevision(ctx, is.id)
 	if err != nil {
+		return err
+	}
+	if _, rev, err = ms.GetRevision(ctx, is.id); err != nil {
 		return err
 	}
 	// Last: until then it is missing, and this is done again.
-	value, err := json.Marshal(witness{Revision: rev, Revoked: is.revoked})
+	return put(ctx, ms.witnesses, witnessPrefix+is.id.key(), witness{Revision: rev, Revoked: is.revoked})
+}
+
+// put writes a record over whatever there is.
+func put(ctx context.Context, kv bucket, key string, v any) error {
+	value, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	_, err = patiently(ctx, ms.witnesses.led, func(ctx context.Context) (uint64, error) {
-		return ms.witnesses.Put(ctx, witnessPrefix+is.id.key(), value)
-	})
+	_, err = patiently(ctx, kv.led, func(ctx context.Context) (uint64, error) { return kv.Put(ctx, key, value) })
 	return err
 }
 
