@@ -214,6 +214,11 @@ func (a *authority) backup(ctx context.Context, from stores, issuer *identity.NK
 				return nil, fmt.Errorf("read %s %s: %w", c.kind, key, err)
 			}
 			r := record{Kind: c.kind, Key: key, Value: e.Value()}
+			if c.kind == kindMember && from.generations != nil {
+				if r.Value, err = withRoot(ctx, *from.generations, key, e.Value()); err != nil {
+					return nil, err
+				}
+			}
 			if c.kind == kindStore {
 				if r.Value, err = json.Marshal(e.Value()); err != nil {
 					return nil, err
@@ -246,6 +251,29 @@ func (a *authority) backup(ctx context.Context, from stores, issuer *identity.NK
 		b.Generation = max(b.Generation, info.State.LastSeq)
 	}
 	return b, nil
+}
+
+// withRoot is a Node's record with the root of the certificate that it came with last,
+// which otherwise stands with its generation: a restored broker must know who still has
+// one of the old CA.
+func withRoot(ctx context.Context, kv bucket, key string, value []byte) ([]byte, error) {
+	id, ok := parseMemberKey(key)
+	if !ok || id.Role != identity.RoleNode {
+		return value, nil
+	}
+	_, a, err := generations{kv: kv}.Newest(ctx, id.Edge, id.Name)
+	if errors.Is(err, jetstream.ErrKeyNotFound) || (err == nil && a.Root == "") {
+		return value, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var m member
+	if err := json.Unmarshal(value, &m); err != nil {
+		return nil, fmt.Errorf("member %s: %w", key, err)
+	}
+	m.Root = a.Root
+	return json.Marshal(m)
 }
 
 // write writes it, signed.

@@ -156,6 +156,171 @@ func TestGenerationsStoreLost(t *testing.T) {
 	}
 }
 
+// Records of members that are gone from the store, or older than they were, are
+// noticed, though the server drops what is broken and goes on: nobody is admitted, it is
+// told whose they are and what mends it, and then who was revoked is so again.
+//
+// Contract: B8 B9
+func TestMembersStoreLost(t *testing.T) {
+	t.Parallel() // it mostly waits
+	above := regexp.MustCompile(`iop restore --generation-above (\d+)`)
+	blocks := func(t *testing.T, stream string) []string {
+		t.Helper()
+		names := must(filepath.Glob(filepath.Join(stream, "msgs", "*.blk")))
+		if len(names) == 0 {
+			t.Fatal("no blocks")
+		}
+		return names
+	}
+	for _, c := range []struct {
+		name  string
+		index bool // the index is there still, as after kill -9 it need not be
+		spoil func(t *testing.T, stream, early string)
+	}{
+		{"a byte of the revocation is another", false, func(t *testing.T, stream, _ string) {
+			found := false
+			for _, name := range blocks(t, stream) {
+				data := must(os.ReadFile(name))
+				at := bytes.LastIndex(data, []byte(`"revoked":true`))
+				if at < 0 {
+					continue
+				}
+				found = true
+				data[at+3] ^= 1
+				if err := os.WriteFile(name, data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !found {
+				t.Fatal("no revocation in the blocks")
+			}
+		}},
+		{"its blocks are cut", false, func(t *testing.T, stream, _ string) {
+			for _, name := range blocks(t, stream) {
+				if err := os.Truncate(name, 20); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"its messages are gone", true, func(t *testing.T, stream, _ string) {
+			if err := os.RemoveAll(filepath.Join(stream, "msgs")); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"the folder is gone", true, func(t *testing.T, stream, _ string) {
+			if err := os.RemoveAll(stream); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"an early copy was put back", true, func(t *testing.T, stream, early string) { copyDir(t, stream, early) }},
+		{"its blocks are cut, and the index is there", true, func(t *testing.T, stream, _ string) {
+			for _, name := range blocks(t, stream) {
+				if err := os.Truncate(name, 20); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"a byte of each is another, and the index is there", true, func(t *testing.T, stream, _ string) {
+			for _, name := range blocks(t, stream) {
+				data := bytes.ReplaceAll(must(os.ReadFile(name)), []byte(`"nkeys"`), []byte(`"nkeyz"`))
+				if err := os.WriteFile(name, data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t)
+			keys := map[string]*identity.NKey{"n1": f.member("edge1", "node", "n1"), "n2": f.member("edge1", "node", "n2")}
+			stream := filepath.Join(f.cfg.StoreDir, "jetstream", accountAuth, "streams", "KV_"+bucketMembers)
+			early := filepath.Join(f.dir, "early")
+			denied := func() {
+				t.Helper()
+				conn, user := f.connect(f.dialer("edge1", "node", "n1", keys["n1"]))
+				conn.Close()
+				if !strings.HasPrefix(user, "!denied.revoked") {
+					t.Errorf("n1, which was revoked, is %s", user)
+				}
+			}
+			f.start()
+			f.admissions("n1", keys["n1"], 1)
+			f.stop()
+			copyDir(t, early, stream)
+			f.start()
+			if err := f.b.Revoke(t.Context(), "edge1", "node", "n1"); err != nil {
+				t.Fatal(err)
+			}
+			last := f.admissions("n2", keys["n2"], 2)
+			f.stop()
+			f.start() // in order
+			denied()
+			f.stop()
+
+			if !c.index {
+				if err := os.Remove(filepath.Join(stream, "msgs", "index.db")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.spoil(t, stream, early)
+			_ = f.runFails() // and not by trying again
+			err := f.runFails()
+			if !errors.Is(err, ErrMembersLost) || !strings.Contains(err.Error(), "node n1 (revoked)") {
+				t.Fatalf("error: %v", err)
+			}
+			f.logs.wait(t, 0, map[string]string{"msg": eventMembers})
+			n := must(strconv.ParseUint(append(above.FindStringSubmatch(err.Error()), "", "")[1], 10, 64))
+			if n < last {
+				t.Errorf("it would go on above %d, %d was given", n, last)
+			}
+			if err := must(New(f.cfg, Deps{})).Restore(nil, n); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // and it stays so
+				f.start()
+				denied()
+				if next := f.admissions("n2", keys["n2"], 1); next <= last {
+					t.Errorf("generation %d after %d", next, last)
+				}
+				f.stop()
+			}
+		})
+	}
+}
+
+// A record without its witness, as an older broker or a crash leaves it, is attested at
+// the next start; one that is newer than its witness is in order.
+//
+// Contract: B9
+func TestWitnessBehind(t *testing.T) {
+	f := newFixture(t)
+	key := f.member("edge1", "node", "n1")
+	f.start()
+	ctx, id := t.Context(), memberID{Edge: "edge1", Role: identity.RoleNode, Name: "n1"}
+	if err := f.generations().Purge(ctx, witnessPrefix+id.key()); err != nil {
+		t.Fatal(err)
+	}
+	f.stop()
+	f.start()
+	if e := must(f.generations().Get(ctx, witnessPrefix+id.key())); !strings.Contains(string(e.Value()), `"revision":`) {
+		t.Errorf("witness: %s", e.Value())
+	}
+	// Written, and cut off before the witness.
+	err := change(ctx, f.b.members.kv, id.key(), "member", func(m *member, _ bool) (bool, error) { m.Revoked = true; return true, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.stop()
+	f.start()
+	if e := must(f.generations().Get(ctx, witnessPrefix+id.key())); !strings.Contains(string(e.Value()), `"revoked":true`) {
+		t.Errorf("witness: %s", e.Value())
+	}
+	conn, user := f.connect(f.dialer("edge1", "node", "n1", key))
+	conn.Close()
+	if !strings.HasPrefix(user, "!denied.revoked") {
+		t.Errorf("n1, which was revoked, is %s", user)
+	}
+}
+
 // It is noticed while the broker runs, too: what a store that fell back gives is
 // given to nobody.
 //
@@ -470,6 +635,35 @@ func TestClusterRestore(t *testing.T) {
 		t.Fatalf("generation %d, not above %d: %v", nodes[0].session.Gen, last+more, err)
 	}
 	nodes[0].nc.Close()
+
+	// The same of the members: who was revoked is so again.
+	last = nodes[0].session.Gen
+	if err := g.streams().DeleteStream(t.Context(), "KV_"+bucketMembers); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	for _, m := range c.members {
+		m.launch()
+	}
+	g.logs.wait(t, 0, map[string]string{"msg": eventMembers})
+	if err := g.b.Healthy(); !errors.Is(err, ErrMembersLost) || !strings.Contains(err.Error(), "node n1 (revoked)") {
+		t.Errorf("healthy: %v", err)
+	}
+	g.stop()
+	if err := must(New(g.cfg, Deps{})).Restore(nil, last); err != nil {
+		t.Fatal(err)
+	}
+	g.start()
+	for _, m := range c.members[1:] {
+		m.served()
+	}
+	if err := nodes[0].dial(1); err != nil || nodes[0].session.Gen <= last {
+		t.Fatalf("generation %d, not above %d: %v", nodes[0].session.Gen, last, err)
+	}
+	nodes[0].nc.Close()
+	if m, _, err := g.b.members.Get(t.Context(), memberID{Edge: "edge1", Role: "node", Name: "n1"}); err != nil || !m.Revoked {
+		t.Errorf("%+v, %v", m, err)
+	}
 }
 
 // What an admission costs the stores.

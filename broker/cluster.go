@@ -217,8 +217,8 @@ func (s *service) waitOpen(ctx context.Context) error {
 		bounded, cancel := context.WithTimeout(ctx, startBound)
 		defer cancel()
 		err := s.open(bounded)
-		if errors.Is(err, ErrGenerationsLost) {
-			s.b.log.Error(eventGenerations, slog.String("error", err.Error()))
+		if isLost(err) {
+			s.b.log.Error(eventOf(err), slog.String("error", err.Error()))
 		}
 		return err
 	}
@@ -234,15 +234,15 @@ func (s *service) waitOpen(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		isLost := errors.Is(err, ErrGenerationsLost)
-		if !isLost {
+		lost := isLost(err)
+		if !lost {
 			err = fmt.Errorf("%w: %w", errNoQuorum, err)
 		}
 		s.b.health.set(err)
 		if now := s.b.now(); now.Sub(told) >= waitingLog {
 			told = now
-			if isLost {
-				s.b.log.Error(eventGenerations, slog.String("error", err.Error()))
+			if lost {
+				s.b.log.Error(eventOf(err), slog.String("error", err.Error()))
 			} else {
 				s.b.log.Warn(eventWaiting, slog.String("reason", s.b.Healthy().Error()))
 			}

@@ -629,10 +629,10 @@ func (e *enrolment) admit(ctx context.Context, r enrol.Request, body, mac []byte
 	if out != enrol.Accepted && out != enrol.Repeated {
 		return a, out, nil
 	}
-	if err := e.members.Enrol(ctx, id, r.NKey, invited); err != nil {
+	by := e.signing.Load()
+	if err := e.members.Enrol(ctx, id, r.NKey, identity.RootOf(by.ca.Certificate()), invited); err != nil {
 		return a, outcomeOf(err), err
 	}
-	by := e.signing.Load()
 	der, err := by.ca.Sign(r.Key(), identity.ID{TrustDomain: e.a.cfg.TrustDomain, Edge: id.Edge, Role: id.Role, Name: id.Name}, nil, nodeCertificateLife)
 	if err != nil {
 		return a, enrol.Failed, err

@@ -199,6 +199,50 @@ func TestEnrol(t *testing.T) {
 	}
 }
 
+// Of which root a machine's certificate is, is known from when it joined, though it never
+// came; and after a restore, of one that came, though sessions are in no backup.
+//
+// Contract: B8 B9 B11
+func TestRootsAreKept(t *testing.T) {
+	f := newEnrolFixture(t)
+	seeded := f.member("edge1", "node", "seeded")
+	f.member("edge1", "node", "idle")
+	f.start()
+	line, tok := f.invite("gpu1")
+	if status, code, _ := newJoiner("gpu1").ask(t, line.Dial, tok); status != 200 {
+		t.Fatalf("%d %s", status, code)
+	}
+	f.admissions("seeded", seeded, 1)
+	roots := func(when string) {
+		t.Helper()
+		keys := must(f.b.Keys(t.Context()))
+		want := map[string]string{"gpu1": keys.Roots[0].ID, "seeded": keys.Roots[0].ID, "idle": ""}
+		for _, m := range keys.Members {
+			if root, ok := want[m.Name]; ok && m.Root != root {
+				t.Errorf("%s: %s has %q, want %q", when, m.Name, m.Root, root)
+			}
+			delete(want, m.Name)
+		}
+		if len(want) > 0 {
+			t.Errorf("%s: not listed: %v", when, want)
+		}
+	}
+	roots("at first")
+	var file bytes.Buffer
+	if err := f.b.Backup(t.Context(), &file); err != nil {
+		t.Fatal(err)
+	}
+	f.stop()
+	if err := os.RemoveAll(f.cfg.StoreDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := must(New(f.cfg, Deps{})).Restore(must(ReadBackup(&file)), 0); err != nil {
+		t.Fatal(err)
+	}
+	f.start()
+	roots("restored")
+}
+
 // One machine may be told to dial others than every other is: a leaf of its site.
 //
 // Contract: B11 D1
@@ -675,10 +719,10 @@ func TestEnrolMeetsRevocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	nkey := must(identity.NewUserKey()).Public()
-	if err := f.b.members.Enrol(ctx, id, nkey, invited); !errors.Is(err, errRevoked) {
+	if err := f.b.members.Enrol(ctx, id, nkey, "root", invited); !errors.Is(err, errRevoked) {
 		t.Errorf("%v", err)
 	}
-	if err := f.b.members.Enrol(ctx, id, nkey, f.b.now().Add(time.Second)); err != nil {
+	if err := f.b.members.Enrol(ctx, id, nkey, "root", f.b.now().Add(time.Second)); err != nil {
 		t.Errorf("an invitation from after it: %v", err)
 	}
 }

@@ -19,6 +19,7 @@ const (
 	eventName        = "broker.name"             // another broker of the cluster has this one's name
 	eventStoreMade   = "broker.store_made"       // there was no store, so one was made
 	eventGenerations = "broker.generations_lost" // generations that were given are not in the store: nobody is admitted
+	eventMembers     = "broker.members_lost"     // records of members are not in the store: nobody is admitted
 	eventRestored    = "broker.restored"         // a backup is in the store
 	eventStoreFull   = "broker.store_full"       // the store cannot be written, its disk is full or broken
 	eventRotated     = "broker.rotated"          // new certificates serve from now on

@@ -65,7 +65,7 @@ type bucket struct {
 	led    *elections
 }
 
-// Get, Create, Update, Put, purgeBelow and info do not meet the stores being opened anew.
+// Get, Create, Update, Put, Delete, purgeBelow and info do not meet the stores being opened anew.
 
 // Get implements jetstream.KeyValue.
 func (b bucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
@@ -93,6 +93,13 @@ func (b bucket) Put(ctx context.Context, key string, value []byte) (uint64, erro
 	b.led.open.RLock()
 	defer b.led.open.RUnlock()
 	return b.KeyValue.Put(ctx, key, value)
+}
+
+// Delete implements jetstream.KeyValue.
+func (b bucket) Delete(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
+	b.led.open.RLock()
+	defer b.led.open.RUnlock()
+	return b.KeyValue.Delete(ctx, key, opts...)
 }
 
 // purgeBelow takes out what is below a revision, and makes that one the next where

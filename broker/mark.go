@@ -117,12 +117,20 @@ func (s *service) openGenerations(ctx context.Context, js jetstream.JetStream) e
 		}
 		s.madeStore(made, bucketGenerations, first)
 	}
+	s.members.witnesses = s.generations.kv
 	if s.b.restore != nil {
+		// Before raise, which may take the witnesses away.
+		if err := s.checkMembers(ctx); err != nil {
+			return err
+		}
 		if err := s.generations.raise(ctx, max(s.b.restore.Generation, was.Generation)); err != nil {
 			return err
 		}
 	}
-	return s.generations.resume(ctx, s.b.alone)
+	if err := s.generations.resume(ctx, s.b.alone); err != nil {
+		return err
+	}
+	return s.checkMembers(ctx)
 }
 
 // skip takes a generation that nobody gets.

@@ -30,12 +30,16 @@ type member struct {
 	// Next is one of NKeys: once it is shown, the others go (B8).
 	Next string `json:"next,omitempty"`
 	// Root is whose key signed the certificate that was shown last, of an Edge or a
-	// leaf; a Node's stands with its generation.
+	// leaf; a Node's stands with its generation, and here is that of the one it got when
+	// it joined, or that a backup was made with.
 	Root string `json:"root,omitempty"`
 	// The seed as it was last applied: a restart with the same file changes
 	// nothing that was learnt since.
 	Seed        []string `json:"seed,omitempty"`
 	SeedRevoked bool     `json:"seed_revoked,omitempty"`
+	// Forgotten: of the record that was lost only the revocation is known. The next
+	// seed is taken for the one there was.
+	Forgotten bool `json:"forgotten,omitempty"`
 }
 
 func (id memberID) key() string { return id.Edge + "." + string(id.Role) + "." + id.Name }
@@ -75,7 +79,10 @@ func checkMember(m configs.Member) (memberID, error) {
 }
 
 // members is the authority's memory.
-type members struct{ kv bucket }
+type members struct {
+	kv        bucket
+	witnesses bucket // the generations', see witness
+}
 
 func (ms members) read(ctx context.Context, id memberID) (jetstream.KeyValueEntry, error) {
 	return patiently(ctx, ms.kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return ms.kv.Get(ctx, id.key()) })
@@ -122,13 +129,21 @@ func (ms members) Elsewhere(ctx context.Context, id memberID, nkey string) (bool
 	return false, nil
 }
 
-// errConflict: somebody else wrote the same key, many times over.
-var errConflict = errors.New("changed by others at the same time; try again")
+// ErrConflict: somebody else wrote the same key, many times over.
+var ErrConflict = errors.New("changed by others at the same time; try again")
 
 // change reads a member, lets fn change it and writes it back where nobody else
 // did meanwhile. fn returns false for no change.
 func (ms members) change(ctx context.Context, id memberID, fn func(m *member, found bool) (bool, error)) error {
-	return change(ctx, ms.kv, id.key(), "member", fn)
+	changed := false
+	err := change(ctx, ms.kv, id.key(), "member", func(m *member, found bool) (_ bool, err error) {
+		changed, err = fn(m, found)
+		return changed, err
+	})
+	if err != nil || !changed {
+		return err
+	}
+	return ms.attest(ctx, id)
 }
 
 // change is that for a record of any kind, which what names.
@@ -166,7 +181,7 @@ func change[T any](ctx context.Context, kv bucket, key, what string, fn func(v *
 		}
 		time.Sleep(pause) // the other's write may not be carried out yet
 	}
-	return fmt.Errorf("%s %s: %w", what, key, errConflict)
+	return fmt.Errorf("%s %s: %w", what, key, ErrConflict)
 }
 
 // Register adds an nkey to a name. The one before it stays good beside it, so
@@ -250,15 +265,18 @@ var (
 
 // Enrol makes an nkey the one of a name that was invited at a time. The name is
 // new, or was revoked before that.
-func (ms members) Enrol(ctx context.Context, id memberID, nkey string, invited time.Time) error {
+// root is whose key signs its certificate.
+func (ms members) Enrol(ctx context.Context, id memberID, nkey, root string, invited time.Time) error {
 	return ms.change(ctx, id, func(m *member, _ bool) (bool, error) {
 		if err := m.enrols(nkey, invited); err != nil {
 			return false, err
 		}
 		if !m.Revoked && slices.Contains(m.NKeys, nkey) {
-			return false, nil
+			changed := m.Root != root
+			m.Root = root
+			return changed, nil
 		}
-		m.NKeys, m.Next, m.Revoked, m.RevokedAt = []string{nkey}, "", false, time.Time{}
+		m.NKeys, m.Next, m.Root, m.Revoked, m.RevokedAt = []string{nkey}, "", root, false, time.Time{}
 		return true, nil
 	})
 }
@@ -340,7 +358,8 @@ func (ms members) Seed(ctx context.Context, s seed) error {
 		if !found || !slices.Equal(m.Seed, s.nkeys) {
 			m.NKeys, m.Seed = s.nkeys, s.nkeys
 		}
-		m.Revoked, m.SeedRevoked = s.revoked, s.revoked
+		m.Revoked, m.SeedRevoked = s.revoked || (m.Revoked && m.Forgotten), s.revoked
+		m.Forgotten = false
 		return true, nil
 	})
 }

@@ -51,6 +51,14 @@ func (b *Broker) Restore(from *Backup, above uint64) error {
 			return fmt.Errorf("broker: store_dir %s %w", b.cfg.StoreDir, ErrNotEmpty)
 		}
 	}
+	if b.alone {
+		// A server that finds the index takes its word for what the blocks hold, and cannot
+		// write over a record that it cannot read. Without, it reads them, and leaves it out.
+		index := filepath.Join(b.cfg.StoreDir, "jetstream", accountAuth, "streams", "KV_"+bucketMembers, "msgs", "index.db")
+		if err := os.Remove(index); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("broker: restore: %w", err)
+		}
+	}
 	return from.save(filepath.Join(b.cfg.StoreDir, restoreFile), &b.authority)
 }
 
@@ -153,7 +161,8 @@ func (s *service) applyRestore(ctx context.Context) error {
 		var err error
 		switch r.Kind {
 		case kindMember:
-			err = change(ctx, s.members.kv, r.Key, "member", func(v *member, found bool) (bool, error) {
+			id, _ := parseMemberKey(r.Key) // it was checked when it was read
+			err = s.members.change(ctx, id, func(v *member, found bool) (bool, error) {
 				if found && (v.Revoked || !slices.Equal(v.NKeys, v.Seed)) {
 					return false, nil
 				}

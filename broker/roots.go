@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,7 @@ type Root struct {
 // Shown is of which root the certificate was that a member came with last.
 type Shown struct {
 	Edge, Role, Name string
-	Root             string // empty: it never came
+	Root             string // empty: it never came, and did not join
 	Issuer           string // that a leaf has pinned; empty: it is none, or has not said so
 }
 
@@ -70,7 +71,7 @@ func (a *authority) Keys(ctx context.Context) (k Keys, err error) {
 			if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 				return k, fmt.Errorf("broker: %w", err)
 			}
-			shown.Root = a.Root
+			shown.Root = cmp.Or(a.Root, m.Root)
 		}
 		if pin, ok := a.pins.Load(id); ok {
 			shown.Issuer = pin.(string) //nolint:forcetypeassert // leafBeat stores nothing else

@@ -241,6 +241,9 @@ func (s *service) openStores(ctx context.Context) error {
 	}
 	open := func(to *bucket, name string, maxBytes int64) error {
 		b, made, err := openBucket(ctx, js, s.led, name, maxBytes, s.b.replicas, 0)
+		if isNoRoom(err) && s.b.embedded {
+			return fmt.Errorf("broker: store_dir %s needs %d MiB of room for new stores, there is less: make room and start again", s.b.cfg.StoreDir, newStoreRoom>>20)
+		}
 		if err == nil {
 			*to = b
 			s.madeStore(made, name, 0)

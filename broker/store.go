@@ -156,6 +156,19 @@ func isFull(err error) bool {
 	return errors.As(err, &api) && slices.Contains(codesFull, api.ErrorCode)
 }
 
+// newStoreRoom is what must be free where stores are made: the server counts on three
+// quarters of it.
+const newStoreRoom = maxStore/3*4 + 1<<20
+
+// isNoRoom reports that there is less than a new bucket may take.
+func isNoRoom(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == codeNoRoom
+}
+
+// codeNoRoom is JetStream's "insufficient storage resources available".
+const codeNoRoom jetstream.ErrorCode = 10047
+
 // codesFull are JetStream's "message was not stored", which a bucket at its bound
 // and a disk without room answer, and "insufficient" and "maximum" of its storage.
-var codesFull = []jetstream.ErrorCode{10077, 10023, 10047}
+var codesFull = []jetstream.ErrorCode{10077, 10023, codeNoRoom}

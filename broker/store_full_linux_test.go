@@ -14,13 +14,13 @@ import (
 )
 
 // smallDisk mounts one that is soon full. Only root may.
-func smallDisk(t *testing.T) string {
+func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a disk")
 	}
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=96m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -55,7 +55,7 @@ func fill(t *testing.T, dir string) (free func()) {
 // Contract: G1 B9
 func TestStoreFull(t *testing.T) {
 	f := newFixture(t)
-	f.cfg.StoreDir = smallDisk(t)
+	f.cfg.StoreDir = smallDisk(t, "96m")
 	standing, key := f.member("edge1", "node", "n0"), f.member("edge1", "node", "n1")
 	f.start()
 	nc, _ := f.node(f.dialer("edge1", "node", "n0", standing))
@@ -102,6 +102,20 @@ func TestStoreFull(t *testing.T) {
 	}
 }
 
+// A disk that is too small for new stores is named, with what it takes, and one with just
+// that is enough.
+//
+// Contract: B9
+func TestStoreHasNoRoom(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.StoreDir = smallDisk(t, "80m")
+	if err := f.runFails(); err == nil || !strings.Contains(err.Error(), "store_dir "+f.cfg.StoreDir+" needs 86 MiB of room") {
+		t.Errorf("error: %v", err)
+	}
+	f.cfg.StoreDir = smallDisk(t, "87m")
+	f.start()
+}
+
 // One of three whose disk is full leaves the stores to the others, and all three go
 // on admitting; with room it is a whole member from its next start on.
 // Contract: Y2 G1 B9
@@ -109,7 +123,7 @@ func TestClusterStoreFull(t *testing.T) {
 	c := newCluster(t)
 	nodes := c.nodes(2)
 	full := c.members[0]
-	full.cfg.StoreDir = smallDisk(t)
+	full.cfg.StoreDir = smallDisk(t, "96m")
 	c.start()
 	c.connectAll(nodes[:1], func(int) int { return 0 })
 	free := fill(t, full.cfg.StoreDir)

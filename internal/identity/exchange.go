@@ -27,6 +27,7 @@ var (
 	ErrExchanging   = errors.New("the CA is being exchanged already: switch, then finish")
 	ErrNotBegun     = errors.New("no exchange of the CA has begun: begin one first")
 	ErrNotSwitched  = errors.New("the old CA still signs: switch first")
+	ErrSwitchCut    = errors.New("the switch of the CA was cut off: take it again (iop rotate ca switch)")
 	errKeyOfNeither = errors.New("it is not the key of the certificate")
 )
 
@@ -59,7 +60,7 @@ func BeginCA(dir string, ttl time.Duration) (Trust, error) {
 
 // SwitchCA has the new CA sign from now on.
 func SwitchCA(dir string) (Trust, error) {
-	file, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
+	file := filepath.Join(dir, caCertFile)
 	was, err := LoadTrust(file)
 	if err != nil {
 		return Trust{}, err
@@ -93,10 +94,37 @@ func SwitchCA(dir string) (Trust, error) {
 	if err := t.Save(file); err != nil {
 		return Trust{}, err
 	}
-	if err := os.Rename(filepath.Join(dir, nextKeyFile), keyFile); err != nil {
-		return Trust{}, fileError("new CA key", keyFile, err)
+	return t, takeNext(dir)
+}
+
+// ResumeSwitch carries on a switch that was cut off between its last two writes: ca.pem
+// says that the new CA signs, and ca.key is the old one's. Whatever else it finds it
+// leaves alone.
+func ResumeSwitch(dir string) error {
+	t, err := LoadTrust(filepath.Join(dir, caCertFile))
+	if err != nil || !t.Exchanging() || t.Signer() == nil {
+		return err
 	}
-	return t, syncDir(dir)
+	key, err := loadKey(filepath.Join(dir, nextKeyFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fileError("new CA key", filepath.Join(dir, nextKeyFile), err)
+	}
+	if !key.PublicKey.Equal(t.Signer().PublicKey) {
+		return nil // it has only begun
+	}
+	return takeNext(dir)
+}
+
+// takeNext has the new CA's key be the CA's.
+func takeNext(dir string) error {
+	keyFile := filepath.Join(dir, caKeyFile)
+	if err := os.Rename(filepath.Join(dir, nextKeyFile), keyFile); err != nil {
+		return fileError("new CA key", keyFile, err)
+	}
+	return syncDir(dir)
 }
 
 // FinishCA takes the old root out.
@@ -115,6 +143,9 @@ func FinishCA(dir string) (Trust, error) {
 	ca, err := LoadCA(dir)
 	if err != nil {
 		return Trust{}, err
+	}
+	if signer := was.Signer(); signer != nil && !ca.cert.Equal(signer) {
+		return Trust{}, ErrSwitchCut
 	}
 	if !ca.cert.Equal(newest(was.roots)) {
 		return Trust{}, ErrNotSwitched

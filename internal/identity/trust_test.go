@@ -209,6 +209,54 @@ func TestExchangeCutOff(t *testing.T) {
 	}
 }
 
+// A switch that was cut off between its last two writes is not finished but told, and the
+// next start carries it on; before the switch, and after it, a start changes nothing.
+//
+// Contract: B8
+func TestSwitchResumed(t *testing.T) {
+	dir := t.TempDir()
+	old := try(NewCA("iop", time.Hour))(t)
+	if err := old.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	signs := func(when string, want *x509.Certificate) {
+		t.Helper()
+		if err := ResumeSwitch(dir); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		if ca := try(LoadCA(dir))(t); !ca.Certificate().Equal(want) {
+			t.Errorf("%s: another CA signs", when)
+		}
+	}
+	signs("no exchange", old.Certificate())
+	if _, err := BeginCA(dir, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	signs("begun", old.Certificate())
+	files := map[string][]byte{}
+	for _, name := range []string{caKeyFile, nextKeyFile} {
+		files[name] = try(os.ReadFile(filepath.Join(dir, name)))(t)
+	}
+	after := try(SwitchCA(dir))(t)
+	signs("switched", after.Signer())
+	for name, data := range files { // as before the last write
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := FinishCA(dir); !errors.Is(err, ErrSwitchCut) {
+		t.Errorf("finish: %v", err)
+	}
+	signs("cut off", after.Signer())
+	if _, err := os.Stat(filepath.Join(dir, nextKeyFile)); !os.IsNotExist(err) {
+		t.Errorf("the new key is there twice: %v", err)
+	}
+	if _, err := FinishCA(dir); err != nil {
+		t.Error(err)
+	}
+	signs("finished", after.Signer())
+}
+
 // Whoever carries it: only what a trusted root has signed is learnt, and nothing of
 // the past. This is each attack alone.
 //

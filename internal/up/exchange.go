@@ -253,6 +253,9 @@ func (e Exchange) allShowTheNew(dir string) error {
 	if e.Force || !t.Exchanging() || t.Signer() == nil {
 		return nil // what is not exchanged is told by the step itself
 	}
+	if ca, err := identity.LoadCA(dir); err != nil || !ca.Certificate().Equal(t.Signer()) {
+		return errors.Join(identity.ErrSwitchCut, err) // nobody need be asked
+	}
 	if e.Live == nil {
 		return e.nobodyAsked("who still shows a certificate of the old CA")
 	}
@@ -278,14 +281,19 @@ func (e Exchange) nobodyAsked(what string) error {
 }
 
 // stillOld names the members that came last with a certificate of another root than
-// signer, and would be locked out. own is known to be right.
+// signer, or never came, and would be locked out. own is known to be right. Which files
+// are on a host that never came cannot be told, so of these the operator has to say.
 func stillOld(k broker.Keys, signer, own string) error {
 	if !slices.ContainsFunc(k.Roots, func(r broker.Root) bool { return r.ID == signer && r.Signs }) {
 		return errors.New("what was asked does not know yet that the new CA signs: copy the files of the switch to it, and kill -HUP it")
 	}
 	var names []string
 	for _, m := range k.Members {
-		if m.Root != "" && m.Root != signer && m.Name != own {
+		switch {
+		case m.Root == signer || m.Name == own:
+		case m.Root == "":
+			names = append(names, m.Role+" "+m.Name+" (never came)")
+		default:
 			names = append(names, m.Role+" "+m.Name)
 		}
 	}
@@ -293,11 +301,11 @@ func stillOld(k broker.Keys, signer, own string) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %s. A node where a broker invites follows by itself, within minutes once it is connected; of another, copy the certificate of the switch "+
-		"to its host and kill -HUP it. One that is not to come back: iop revoke. Or lock them out (--force)", ErrStillOld, strings.Join(names, ", "))
+		"to its host and kill -HUP it. One that is not to come back: iop revoke. Or finish all the same (--force)", ErrStillOld, strings.Join(names, ", "))
 }
 
 // ErrStillOld: to finish would lock members out.
-var ErrStillOld = errors.New("these came last with a certificate of the old CA, and would be locked out")
+var ErrStillOld = errors.New("these came last with a certificate of the old CA, or never came, and would be locked out")
 
 // ---- the same of an iop up, in its own process ----
 

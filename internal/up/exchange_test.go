@@ -1,6 +1,7 @@
 package up
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,11 +127,11 @@ func TestExchangeOfTheCAInFiles(t *testing.T) {
 		return &broker.Keys{Roots: []broker.Root{{ID: was, Signs: root == was}, {ID: signs, Signs: root == signs}}, Members: members}
 	}
 	for want, k := range map[string]*broker.Keys{
-		"nobody was asked":       nil,
-		"does not know yet":      live(was, broker.Shown{Role: "node", Name: "n1", Root: signs}),
-		"node n1":                live(signs, broker.Shown{Role: "node", Name: "n1", Root: was}, broker.Shown{Role: "edge", Name: "home", Root: signs}),
-		"leaf attic":             live(signs, broker.Shown{Role: "leaf", Name: "attic", Root: was}),
-		"edge home, node n1. A ": live(signs, broker.Shown{Role: "edge", Name: "home", Root: was}, broker.Shown{Role: "node", Name: "n1", Root: was}, broker.Shown{Role: "node", Name: "n2"}),
+		"nobody was asked":  nil,
+		"does not know yet": live(was, broker.Shown{Role: "node", Name: "n1", Root: signs}),
+		"node n1":           live(signs, broker.Shown{Role: "node", Name: "n1", Root: was}, broker.Shown{Role: "edge", Name: "home", Root: signs}),
+		"leaf attic":        live(signs, broker.Shown{Role: "leaf", Name: "attic", Root: was}),
+		"edge home, node n1, node n2 (never came). A ": live(signs, broker.Shown{Role: "edge", Name: "home", Root: was}, broker.Shown{Role: "node", Name: "n1", Root: was}, broker.Shown{Role: "node", Name: "n2"}),
 	} {
 		if _, err := run(StepFinish, k, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("finish: %v, want %q", err, want)
@@ -139,7 +140,7 @@ func TestExchangeOfTheCAInFiles(t *testing.T) {
 			t.Fatal("finish: refused, and done")
 		}
 	}
-	if _, err := run(StepFinish, live(signs, broker.Shown{Role: "node", Name: "n1", Root: signs}, broker.Shown{Role: "node", Name: "n2"}), false); err != nil {
+	if _, err := run(StepFinish, live(signs, broker.Shown{Role: "node", Name: "n1", Root: signs}, broker.Shown{Role: "node", Name: "n2", Root: signs}), false); err != nil {
 		t.Fatal(err)
 	}
 	same(StepFinish)
@@ -147,6 +148,52 @@ func TestExchangeOfTheCAInFiles(t *testing.T) {
 		t.Error(err)
 	}
 	same(StepFinish)
+}
+
+// A switch in a data folder that was cut off is carried on by the next start; in an
+// authority's folder finish says that the switch is to be taken again, and asks nobody.
+//
+// Contract: B8
+func TestSwitchCutOff(t *testing.T) {
+	cut := func(t *testing.T, dir string) (signer string) {
+		t.Helper()
+		if _, err := stepCA(dir, StepBegin); err != nil {
+			t.Fatal(err)
+		}
+		kept := map[string][]byte{}
+		for _, name := range []string{"ca.key", "ca-next.key"} {
+			b, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept[name] = b
+		}
+		after, err := stepCA(dir, StepSwitch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, b := range kept {
+			put(t, dir, name, string(b))
+		}
+		return identity.RootOf(after.Signer())
+	}
+	f := Folder(t.TempDir())
+	if err := Prepare(f, DefaultEdge, DefaultNode); err != nil {
+		t.Fatal(err)
+	}
+	signer := cut(t, filepath.Dir(f.CA()))
+	if err := Prepare(f, DefaultEdge, DefaultNode); err != nil {
+		t.Fatal(err)
+	}
+	if ca, err := identity.LoadCA(filepath.Dir(f.CA())); err != nil || identity.RootOf(ca.Certificate()) != signer {
+		t.Errorf("the old CA signs after the next start: %v", err)
+	}
+
+	out, _ := exchangeFolder(t)
+	cut(t, filepath.Join(out, "authority"))
+	if _, err := (Exchange{Out: out, What: ExchangeCA, Step: StepFinish}).Run(); !errors.Is(err, identity.ErrSwitchCut) {
+		t.Errorf("finish: %v", err)
+	}
 }
 
 // The issuer's exchange never has a broker sign what no Edge believes, as far as the

@@ -281,6 +281,8 @@ func fail(w http.ResponseWriter, err error) {
 		status, code = http.StatusConflict, "name_taken"
 	case errors.Is(err, broker.ErrUnknownInvitation):
 		status, code = http.StatusNotFound, "unknown_invitation"
+	case errors.Is(err, broker.ErrConflict):
+		status, code = http.StatusConflict, "conflict"
 	case errors.Is(err, broker.ErrUnknownMember):
 		status, code = http.StatusNotFound, "unknown_member"
 	}

@@ -173,6 +173,9 @@ func ensureNKey(file string, mk func() (*identity.NKey, error)) (*identity.NKey,
 func ensureCA(dir string) (*identity.CA, error) {
 	switch cert, key := present(filepath.Join(dir, "ca.pem")), present(filepath.Join(dir, "ca.key")); {
 	case cert && key:
+		if err := identity.ResumeSwitch(dir); err != nil {
+			return nil, err
+		}
 		return identity.LoadCA(dir)
 	case cert: // the key is written first: without a certificate it signed nothing
 		return nil, fmt.Errorf("%s: ca.pem and ca.key belong together, one of them is missing: restore it, or remove the folder to make new keys", dir)
