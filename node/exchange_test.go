@@ -187,17 +187,61 @@ func TestNodeAsksAgainForTheNewCA(t *testing.T) {
 	})
 }
 
-// A busy Node waits a little for a moment with nothing under way; then it drains, and
-// what runs ends as it would have.
+// untilReleased answers at once where target "short" is asked for, and else a byte a
+// minute until release.
+func untilReleased(release <-chan struct{}) func(context.Context, agent.Exchange, agent.Sink) error {
+	return func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
+		if ex.Target == "short" {
+			return small("hello")(ctx, ex, sink)
+		}
+		err := sink.Start(200, jsonHeader, -1)
+		for err == nil {
+			select {
+			case <-time.After(time.Minute):
+				err = sink.Body([]byte("x"))
+			case <-release:
+				return nil
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+		return err
+	}
+}
+
+// drains waits until the Node drains, and until it takes work again.
+func (r *rig) drains() (after, d time.Duration) {
+	r.t.Helper()
+	in := func(state string) (d time.Duration) {
+		for ; r.node.State().State == state; d += time.Second {
+			if d > time.Hour {
+				r.t.Fatalf("%s for an hour", state)
+			}
+			pass(time.Second)
+		}
+		return d
+	}
+	return in("ready"), in("draining")
+}
+
+func (r *rig) wantDrain(after, want time.Duration) {
+	r.t.Helper()
+	waited, d := r.drains()
+	if d < want || d > want+2*beat || waited < after-beat || waited > after+longestLook {
+		r.t.Errorf("it drained for %s after %s, want %s after %s", d, waited, want, after)
+	}
+	r.wantState("ready")
+}
+
+// A busy Node waits for a moment with nothing under way; now and then it drains for one,
+// ever longer, and takes work again where none came: nobody waits for its longest stream,
+// and what runs ends as it would have.
 //
 // Contract: B8 D7
 func TestBusyNodeFollowsTheCA(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		e := newExchanging(t, func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
-			<-release
-			return small("hello")(ctx, ex, sink)
-		})
+		e := newExchanging(t, untilReleased(release))
 		e.ready()
 		defer e.finish()
 		_, a := e.edge.open(nil)
@@ -208,14 +252,17 @@ func TestBusyNodeFollowsTheCA(t *testing.T) {
 		renewed, err := next.Renew(e.f.id.Certificate, nil, time.Hour)
 		must(t, err)
 		e.tell(&iopv1.RenewResponse{Nonce: e.requests()[0].GetNonce(), CertificateChain: renewed.Chain})
-		pass(outdatedPatience - 10*time.Second)
-		e.wantState("ready")
-		pass(20*time.Second + longestLook)
-		e.wantState("draining")
-		pass(time.Minute)
-		e.wantState("draining")
+		for _, want := range []time.Duration{firstDrain, 2 * firstDrain, 4 * firstDrain, 8 * firstDrain, longestDrain, longestDrain} {
+			e.wantDrain(outdatedPatience, want)
+			_, b := e.edge.open(func(q *iopv1.ProviderTunnelRequest) { q.Target = "short" })
+			synctest.Wait()
+			e.edge.wantClass(b, "END")
+		}
+		if n := e.dialled(); n != 1 {
+			t.Fatalf("%d dials", n)
+		}
 		close(release)
-		pass(2 * time.Second)
+		pass(longestLook + time.Second)
 		e.edge.wantClass(a, "END")
 		e.wantState("ready")
 		if n := e.dialled(); n != 2 {
