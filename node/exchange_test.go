@@ -355,3 +355,69 @@ func TestNodeTakesAnotherNKey(t *testing.T) {
 		}
 	})
 }
+
+// An nkey that waits there when the Node dials is asked for as soon as it is ready, however
+// short a time ago it asked for something else.
+//
+// Contract: B8
+func TestNodeAsksForANKeyAfterADial(t *testing.T) {
+	for name, again := range map[string]func(*exchanging){
+		"told to": func(e *exchanging) { e.node.Reload() },
+		"lost": func(e *exchanging) {
+			e.rig.mu.Lock()
+			defer e.rig.mu.Unlock()
+			e.conn.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { asksAfterADial(t, again) }) })
+	}
+}
+
+func asksAfterADial(t *testing.T, again func(*exchanging)) {
+	e := newExchanging(t, nil)
+	e.ready()
+	defer e.finish()
+	e.due()
+	before := len(e.requests())
+	if before == 0 {
+		t.Fatal("it did not ask for a certificate")
+	}
+	next, err := identity.NewUserKey()
+	must(t, err)
+	e.f.mu.Lock()
+	e.f.id.NextUser = next
+	e.f.mu.Unlock()
+	e.f.renew()
+	again(e) // finds a newer certificate and an nkey at once
+	pass(2 * time.Second)
+	if n := len(e.requests()); e.dialled() != 2 || n <= before || e.requests()[n-1].GetNewNkey() != next.Public() {
+		t.Errorf("%d dials, %d requests, %d before", e.dialled(), n, before)
+	}
+}
+
+// So it is of a Node that begins with one, and where nobody answers it asks again soon.
+//
+// Contract: B8
+func TestNodeBeginsWithANextNKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newExchanging(t, nil)
+		c, err := e.edge.ca.Issue(e.f.id.Certificate.ID(), nil, 90*time.Hour)
+		must(t, err)
+		e.f.put(c)
+		next, err := identity.NewUserKey()
+		must(t, err)
+		e.f.mu.Lock()
+		e.f.id.NextUser = next
+		e.f.mu.Unlock()
+		e.node.keys.use(e.f.id)
+		e.ready()
+		defer e.finish()
+		if q := e.requests(); len(q) != 1 || q[0].GetNewNkey() != next.Public() {
+			t.Fatalf("%d requests", len(q))
+		}
+		pass(5 * shortestAsk)
+		if n := len(e.requests()); n < 4 || n > 6 {
+			t.Errorf("it asked %d times in %s", n, 5*shortestAsk)
+		}
+	})
+}

@@ -83,11 +83,20 @@ func (k *keys) third() time.Duration {
 	return c.NotAfter.Sub(c.NotBefore) / 3
 }
 
-func (k *keys) pause() time.Duration { return min(max(k.third()/100, shortestLook), longestLook) }
+func (k *keys) pause() time.Duration {
+	longest := longestLook
+	if k.newest.NextUser != nil {
+		longest = shortestAsk
+	}
+	return min(max(k.third()/100, shortestLook), longest)
+}
 
 func (k *keys) askPause() time.Duration {
 	longest := longestAsk
-	if k.outdated() || k.newest.NextUser != nil {
+	switch {
+	case k.newest.NextUser != nil:
+		longest = shortestAsk // an operator made it for this Node: no herd asks
+	case k.outdated():
 		longest = outdatedAsk
 	}
 	return min(max(k.third()/100, shortestAsk), longest)
@@ -139,6 +148,9 @@ func (n *Node) reload() {
 	}
 	n.keys.used, n.keys.nonce, n.keys.since, n.keys.registered = id, nil, time.Time{}, false
 	n.keys.drain, n.keys.told = 0, false
+	if id.NextUser != nil {
+		n.keys.asked = time.Time{} // whatever it asked for last was something else, or is lost
+	}
 	n.metrics.expiry.Set(float64(id.Certificate.Leaf.NotAfter.Unix()))
 }
 

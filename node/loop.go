@@ -73,6 +73,7 @@ func (n *Node) Run(ctx context.Context) error {
 			look.Reset(n.keys.pause())
 		case <-n.asked:
 			ev = n.taken(time.Now())
+			look.Reset(n.keys.pause()) // there may be more to look after
 		case <-stop:
 			stop, ev = nil, session.Event{Kind: session.StopAsked}
 		}
