@@ -262,7 +262,7 @@ func TestBusyNodeFollowsTheCA(t *testing.T) {
 			t.Fatalf("%d dials", n)
 		}
 		close(release)
-		pass(longestLook + time.Second)
+		pass(2 * time.Second)
 		e.edge.wantClass(a, "END")
 		e.wantState("ready")
 		if n := e.dialled(); n != 2 {

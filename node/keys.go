@@ -201,6 +201,14 @@ func (n *Node) replace(now time.Time) session.Event {
 	return leave
 }
 
+// quiet takes a moment with nothing under way, if one is waited for.
+func (n *Node) quiet(now time.Time) session.Event {
+	if n.keys.since.IsZero() || n.core.Stopping() {
+		return session.Event{}
+	}
+	return n.replace(now)
+}
+
 // Reload has the Node read its files now and dial anew with them, if they are others:
 // at a moment with nothing under way, or drained.
 func (n *Node) Reload() {

@@ -187,7 +187,7 @@ func TestReload(t *testing.T) {
 			r.wantDrain(outdatedPatience, want)
 		}
 		close(release)
-		pass(longestLook + time.Second)
+		pass(2 * time.Second)
 		r.edge.wantClass(a, "END")
 		r.wantState("ready")
 		if n := r.dialled(); n != 2 {
@@ -212,7 +212,7 @@ func TestLongAnswerWhileLeaving(t *testing.T) {
 		_, a := r.edge.open(nil) // Edge has not heard of it
 		r.wantDrain(0, firstDrain)
 		close(release)
-		pass(longestLook + time.Second)
+		pass(2 * time.Second)
 		r.edge.wantClass(a, "END")
 		if r.wantState("ready"); r.dialled() != 2 {
 			t.Errorf("%d dials", r.dialled())

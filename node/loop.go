@@ -71,6 +71,8 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-look.C:
 			ev = n.renewal(time.Now(), true)
 			look.Reset(n.keys.pause())
+		case <-n.host.quiet:
+			ev = n.quiet(time.Now())
 		case <-n.asked:
 			ev = n.taken(time.Now())
 			look.Reset(n.keys.pause()) // there may be more to look after
