@@ -53,7 +53,7 @@ func TestUpAtHangup(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Process.Kill() //nolint:errcheck // it has ended, as a rule
+	defer cmd.Process.Kill() // it has ended, as a rule
 	var info up.Info
 	if err := json.NewDecoder(out).Decode(&info); err != nil {
 		t.Fatalf("%v\n%s", err, &log)
