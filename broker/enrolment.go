@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -128,6 +129,14 @@ type openAsk struct {
 type opened struct {
 	addr net.Addr
 	err  error
+}
+
+// knows reports whether a root of that fingerprint is trusted still.
+func (s *signing) knows(fingerprint []byte) bool {
+	return slices.ContainsFunc(s.roots.Roots(), func(c *x509.Certificate) bool {
+		sum := identity.Fingerprint(c.Raw)
+		return bytes.Equal(sum[:], fingerprint)
+	})
 }
 
 // newEnrolment reads the CA and checks that the broker's own certificate is of it:
@@ -404,8 +413,11 @@ func (e *enrolment) list(ctx context.Context) ([]listed, error) {
 
 func (e *enrolment) told(name string, i enrol.Invitation) Invitation {
 	out := Invitation{Edge: e.cfg.Edge, Name: name, State: i.State(e.a.now()), Created: i.Created, Expires: i.Expires}
-	if i.Use != nil {
-		out.Used = i.Use.At
+	if i.Use != nil { // that its node was revoked later does not undo it; it is answered no more, though
+		out.State, out.Used = enrol.Used, i.Use.At
+	}
+	if out.State == enrol.Open && len(i.CA) > 0 && !e.signing.Load().knows(i.CA) {
+		out.State = enrol.OldCA
 	}
 	return out
 }
@@ -422,7 +434,7 @@ func (e *enrolment) invite(ctx context.Context, name string, life time.Duration,
 	if err != nil {
 		return l, err
 	}
-	made.BrokerURLs = brokerURLs
+	made.BrokerURLs, made.CA = brokerURLs, t.CA[:]
 	if len(brokerURLs) == 0 && len(e.cfg.BrokerURLs) == 0 && e.a.certs.Load().leaf.VerifyHostname(e.host) != nil {
 		return l, fmt.Errorf("broker: %s: %w", e.host, errHost)
 	}

@@ -727,6 +727,28 @@ func TestEnrolMeetsRevocation(t *testing.T) {
 	}
 }
 
+// The list tells what became of an invitation: used stays used when its node is revoked,
+// and one whose CA is trusted no more is not open.
+//
+// Contract: B11 B8
+func TestInvitationsAreListedAsTheyAre(t *testing.T) {
+	f := newEnrolFixture(t).start()
+	f.invite("gpu1")
+	if s := f.state("gpu1"); s != enrol.Open {
+		t.Fatalf("made: %s", s)
+	}
+	all := must(f.b.enrolment.list(t.Context()))
+	i := all[0].record
+	i.CA = make([]byte, len(i.CA))
+	if s := f.b.enrolment.told("gpu1", i).State; len(i.CA) != 32 || s != enrol.OldCA {
+		t.Errorf("its CA is gone: %s", s)
+	}
+	i.Use, i.Cancelled = &enrol.Use{At: f.b.now()}, true
+	if s := f.b.enrolment.told("gpu1", i).State; s != enrol.Used || i.State(f.b.now()) != enrol.Cancelled {
+		t.Errorf("used, and its node revoked: %s", s)
+	}
+}
+
 // A configuration that cannot work is refused before anything runs.
 //
 // Contract: B11 D3

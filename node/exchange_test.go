@@ -187,17 +187,61 @@ func TestNodeAsksAgainForTheNewCA(t *testing.T) {
 	})
 }
 
-// A busy Node waits a little for a moment with nothing under way; then it drains, and
-// what runs ends as it would have.
+// untilReleased answers at once where target "short" is asked for, and else a byte a
+// minute until release.
+func untilReleased(release <-chan struct{}) func(context.Context, agent.Exchange, agent.Sink) error {
+	return func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
+		if ex.Target == "short" {
+			return small("hello")(ctx, ex, sink)
+		}
+		err := sink.Start(200, jsonHeader, -1)
+		for err == nil {
+			select {
+			case <-time.After(time.Minute):
+				err = sink.Body([]byte("x"))
+			case <-release:
+				return nil
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+		return err
+	}
+}
+
+// drains waits until the Node drains, and until it takes work again.
+func (r *rig) drains() (after, d time.Duration) {
+	r.t.Helper()
+	in := func(state string) (d time.Duration) {
+		for ; r.node.State().State == state; d += time.Second {
+			if d > time.Hour {
+				r.t.Fatalf("%s for an hour", state)
+			}
+			pass(time.Second)
+		}
+		return d
+	}
+	return in("ready"), in("draining")
+}
+
+func (r *rig) wantDrain(after, want time.Duration) {
+	r.t.Helper()
+	waited, d := r.drains()
+	if d < want || d > want+2*beat || waited < after-beat || waited > after+longestLook {
+		r.t.Errorf("it drained for %s after %s, want %s after %s", d, waited, want, after)
+	}
+	r.wantState("ready")
+}
+
+// A busy Node waits for a moment with nothing under way; now and then it drains for one,
+// ever longer, and takes work again where none came: nobody waits for its longest stream,
+// and what runs ends as it would have.
 //
 // Contract: B8 D7
 func TestBusyNodeFollowsTheCA(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		e := newExchanging(t, func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
-			<-release
-			return small("hello")(ctx, ex, sink)
-		})
+		e := newExchanging(t, untilReleased(release))
 		e.ready()
 		defer e.finish()
 		_, a := e.edge.open(nil)
@@ -208,12 +252,15 @@ func TestBusyNodeFollowsTheCA(t *testing.T) {
 		renewed, err := next.Renew(e.f.id.Certificate, nil, time.Hour)
 		must(t, err)
 		e.tell(&iopv1.RenewResponse{Nonce: e.requests()[0].GetNonce(), CertificateChain: renewed.Chain})
-		pass(outdatedPatience - 10*time.Second)
-		e.wantState("ready")
-		pass(20*time.Second + longestLook)
-		e.wantState("draining")
-		pass(time.Minute)
-		e.wantState("draining")
+		for _, want := range []time.Duration{firstDrain, 2 * firstDrain, 4 * firstDrain, 8 * firstDrain, longestDrain, longestDrain} {
+			e.wantDrain(outdatedPatience, want)
+			_, b := e.edge.open(func(q *iopv1.ProviderTunnelRequest) { q.Target = "short" })
+			synctest.Wait()
+			e.edge.wantClass(b, "END")
+		}
+		if n := e.dialled(); n != 1 {
+			t.Fatalf("%d dials", n)
+		}
 		close(release)
 		pass(2 * time.Second)
 		e.edge.wantClass(a, "END")
@@ -305,6 +352,72 @@ func TestNodeTakesAnotherNKey(t *testing.T) {
 		pass(time.Minute)
 		if n := len(e.requests()); n != 3 {
 			t.Errorf("it asked %d times", n)
+		}
+	})
+}
+
+// An nkey that waits there when the Node dials is asked for as soon as it is ready, however
+// short a time ago it asked for something else.
+//
+// Contract: B8
+func TestNodeAsksForANKeyAfterADial(t *testing.T) {
+	for name, again := range map[string]func(*exchanging){
+		"told to": func(e *exchanging) { e.node.Reload() },
+		"lost": func(e *exchanging) {
+			e.rig.mu.Lock()
+			defer e.rig.mu.Unlock()
+			e.conn.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { asksAfterADial(t, again) }) })
+	}
+}
+
+func asksAfterADial(t *testing.T, again func(*exchanging)) {
+	e := newExchanging(t, nil)
+	e.ready()
+	defer e.finish()
+	e.due()
+	before := len(e.requests())
+	if before == 0 {
+		t.Fatal("it did not ask for a certificate")
+	}
+	next, err := identity.NewUserKey()
+	must(t, err)
+	e.f.mu.Lock()
+	e.f.id.NextUser = next
+	e.f.mu.Unlock()
+	e.f.renew()
+	again(e) // finds a newer certificate and an nkey at once
+	pass(2 * time.Second)
+	if n := len(e.requests()); e.dialled() != 2 || n <= before || e.requests()[n-1].GetNewNkey() != next.Public() {
+		t.Errorf("%d dials, %d requests, %d before", e.dialled(), n, before)
+	}
+}
+
+// So it is of a Node that begins with one, and where nobody answers it asks again soon.
+//
+// Contract: B8
+func TestNodeBeginsWithANextNKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newExchanging(t, nil)
+		c, err := e.edge.ca.Issue(e.f.id.Certificate.ID(), nil, 90*time.Hour)
+		must(t, err)
+		e.f.put(c)
+		next, err := identity.NewUserKey()
+		must(t, err)
+		e.f.mu.Lock()
+		e.f.id.NextUser = next
+		e.f.mu.Unlock()
+		e.node.keys.use(e.f.id)
+		e.ready()
+		defer e.finish()
+		if q := e.requests(); len(q) != 1 || q[0].GetNewNkey() != next.Public() {
+			t.Fatalf("%d requests", len(q))
+		}
+		pass(5 * shortestAsk)
+		if n := len(e.requests()); n < 4 || n > 6 {
+			t.Errorf("it asked %d times in %s", n, 5*shortestAsk)
 		}
 	})
 }

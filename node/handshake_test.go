@@ -221,6 +221,7 @@ func TestTrap18SessionEnds(t *testing.T) {
 		"silence":      {func(r *rig) { r.edge.with(func() { r.edge.beats = false }) }, hbBound, 250 * time.Millisecond, "silent"},
 		"another edge": {func(r *rig) { r.edge.with(func() { r.edge.instance = "edge-instance-2" }) }, beat, 250 * time.Millisecond, "edge_changed"},
 		"fence":        {func(r *rig) { r.edge.send(r.session(), subjects.Fence, "", &iopv1.Fence{Reason: "not the owner"}) }, 0, 250 * time.Millisecond, "fenced"},
+		"edge stops":   {func(r *rig) { r.edge.send(r.session(), subjects.Fence, "", &iopv1.Fence{Reason: "edge is stopping"}) }, 0, 250 * time.Millisecond, "edge_stopping"},
 		"superseded":   {func(r *rig) { r.edge.send(r.session(), subjects.Fence, "", &iopv1.Fence{Reason: "superseded"}) }, 0, 10 * time.Second, "superseded"},
 		"ready=false":  {func(r *rig) { r.edge.send(r.session(), subjects.Ready, "", &iopv1.NodeReadyResponse{Reason: "stale"}) }, 0, 250 * time.Millisecond, "not_ready"},
 		"lost":         {func(r *rig) { r.conn.Kill(nil) }, 0, 250 * time.Millisecond, "lost"},

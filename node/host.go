@@ -30,12 +30,15 @@ type host struct {
 	stall time.Duration // where a request names none (W1)
 	// idle is made by wait and closed when the last exchange returned.
 	idle chan struct{}
+	// quiet is told whenever the last exchange returned; one word stands for all.
+	quiet chan struct{}
 }
 
 func newHost(mk func(*iopv1.AdapterConfig) (agent.Provider, error), log *slog.Logger, m *metrics) *host {
 	return &host{
 		make: mk, registry: agent.NewRegistry(), running: map[string]*adapter{},
 		log: log, metrics: m, gate: gate.New(), grace: wire.CloseGrace, stall: wire.StallTimeout,
+		quiet: make(chan struct{}, 1),
 	}
 }
 
@@ -119,7 +122,14 @@ func (h *host) leave() {
 	defer h.mu.Unlock()
 	h.users--
 	h.metrics.open.Dec()
-	if h.users == 0 && h.idle != nil {
+	if h.users > 0 {
+		return
+	}
+	select {
+	case h.quiet <- struct{}{}:
+	default:
+	}
+	if h.idle != nil {
 		close(h.idle)
 		h.idle = nil
 	}

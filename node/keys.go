@@ -23,6 +23,11 @@ import (
 // way. A moment with nothing under way is waited for during half of that third; after
 // it the Node drains, for as long as the old certificate is good.
 //
+// Where there is no such hurry (another CA signs, another nkey was registered, an
+// operator has told it to look) that moment is waited for during outdatedPatience, then
+// the Node drains for a bounded time. What still runs then was not worth keeping others
+// waiting for: it takes work again and tries later, with twice the time.
+//
 // While the fabric's CA is exchanged the authority tells so, unasked and again and
 // again: what it says proves itself by a root that is trusted here already (identity
 // I6). Once another root signs than the certificate is of, the way above begins at
@@ -32,6 +37,10 @@ const (
 	// outdatedPatience is how long a moment with nothing under way is waited for where
 	// it is not the certificate's end that asks for another.
 	outdatedPatience = 2 * time.Minute
+	// The first time to drain without hurry, and the longest. It doubles from one to
+	// the next, or a Node that is never idle would follow only at its certificate's end.
+	firstDrain   = 10 * time.Second
+	longestDrain = 2 * time.Minute
 	// outdatedAsk is between two requests then: a herd that asks at once is not all
 	// answered.
 	outdatedAsk = time.Minute
@@ -59,7 +68,9 @@ type keys struct {
 	// since is when the files first held what is to serve in the place of used,
 	// though used is not near its end; zero: they do not.
 	since   time.Time
-	refused time.Time // when roots that are not believed were last told of
+	drain   time.Duration // how long the last without hurry was; 0: there was none
+	told    bool          // whatever other keys the files hold are to serve
+	refused time.Time     // when roots that are not believed were last told of
 	// registered: the files' other nkey is registered.
 	registered bool
 }
@@ -72,11 +83,20 @@ func (k *keys) third() time.Duration {
 	return c.NotAfter.Sub(c.NotBefore) / 3
 }
 
-func (k *keys) pause() time.Duration { return min(max(k.third()/100, shortestLook), longestLook) }
+func (k *keys) pause() time.Duration {
+	longest := longestLook
+	if k.newest.NextUser != nil {
+		longest = shortestAsk
+	}
+	return min(max(k.third()/100, shortestLook), longest)
+}
 
 func (k *keys) askPause() time.Duration {
 	longest := longestAsk
-	if k.outdated() || k.newest.NextUser != nil {
+	switch {
+	case k.newest.NextUser != nil:
+		longest = shortestAsk // an operator made it for this Node: no herd asks
+	case k.outdated():
 		longest = outdatedAsk
 	}
 	return min(max(k.third()/100, shortestAsk), longest)
@@ -88,16 +108,16 @@ func (k *keys) outdated() bool { return k.newest.Trust.Outdated(k.used.Certifica
 
 // replaced reports whether the files have what is to serve in the place of what does:
 // a certificate that is good for longer, or of the root that signs now, or an nkey
-// that was registered for it.
+// that was registered for it, or whatever an operator has told it to take.
 func (k *keys) replaced() bool {
 	next := k.newest.Certificate.Leaf
 	return next.NotAfter.After(k.used.Certificate.Leaf.NotAfter) || (k.outdated() && !k.newest.Trust.Outdated(next)) ||
-		(k.registered && k.newest.User.Public() != k.used.User.Public())
+		(k.registered && k.newest.User.Public() != k.used.User.Public()) || (k.told && k.changed())
 }
 
 // wanting reports whether anything is to be done at this time.
 func (k *keys) wanting(now time.Time) bool {
-	return !now.Before(identity.RenewalDue(k.used.Certificate.Leaf)) || k.outdated() || k.newest.NextUser != nil || k.registered
+	return !now.Before(identity.RenewalDue(k.used.Certificate.Leaf)) || k.outdated() || k.newest.NextUser != nil || k.registered || k.told
 }
 
 // changed reports whether the files hold another certificate or nkey than is in use.
@@ -127,6 +147,10 @@ func (n *Node) reload() {
 		n.log.Info(evKeys, slog.Time(keyUntil, id.Certificate.Leaf.NotAfter))
 	}
 	n.keys.used, n.keys.nonce, n.keys.since, n.keys.registered = id, nil, time.Time{}, false
+	n.keys.drain, n.keys.told = 0, false
+	if id.NextUser != nil {
+		n.keys.asked = time.Time{} // whatever it asked for last was something else, or is lost
+	}
 	n.metrics.expiry.Set(float64(id.Certificate.Leaf.NotAfter.Unix()))
 }
 
@@ -161,16 +185,32 @@ func (n *Node) replace(now time.Time) session.Event {
 	if n.keys.since.IsZero() {
 		n.keys.since = now
 	}
+	leave := session.Event{Kind: session.LeaveAsked, Reason: session.Renewed, Gen: n.link.id.Gen}
 	left := n.keys.used.Certificate.Leaf.NotAfter.Sub(now)
-	hurry := (n.keys.outdated() || n.keys.registered) && now.Sub(n.keys.since) >= outdatedPatience
-	if n.host.open() > 0 && left > n.keys.third()/2 && !hurry {
+	impatient := (n.keys.outdated() || n.keys.registered || n.keys.told) && now.Sub(n.keys.since) >= outdatedPatience
+	switch {
+	case left <= n.keys.third()/2:
+		leave.Bound = max(left-cutMargin, 0)
+	case n.host.open() == 0 || impatient: // idle, too: a long answer may be asked for at this very moment
+		n.keys.since = time.Time{} // should it come back, it is as patient again
+		n.keys.drain = min(max(2*n.keys.drain, firstDrain), longestDrain)
+		leave.Bound, leave.Resume = n.keys.drain, true
+	default:
 		return session.Event{}
 	}
-	return session.Event{Kind: session.LeaveAsked, Reason: session.Renewed, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
+	return leave
+}
+
+// quiet takes a moment with nothing under way, if one is waited for.
+func (n *Node) quiet(now time.Time) session.Event {
+	if n.keys.since.IsZero() || n.core.Stopping() {
+		return session.Event{}
+	}
+	return n.replace(now)
 }
 
 // Reload has the Node read its files now and dial anew with them, if they are others:
-// it takes nothing new, and what runs may end while the certificate in use is good.
+// at a moment with nothing under way, or drained.
 func (n *Node) Reload() {
 	select {
 	case n.asked <- struct{}{}:
@@ -185,12 +225,9 @@ func (n *Node) taken(now time.Time) session.Event {
 		return session.Event{} // the next dial does it
 	}
 	n.keys.used.Trust = n.keys.newest.Trust // it measures what comes from now on
-	if !n.keys.changed() {
-		n.keys.asked = time.Time{} // who had us look here wants it now
-		return n.renewal(now, false)
-	}
-	left := n.keys.used.Certificate.Leaf.NotAfter.Sub(now)
-	return session.Event{Kind: session.LeaveAsked, Reason: session.Renewed, Gen: n.link.id.Gen, Bound: max(left-cutMargin, 0)}
+	n.keys.told = n.keys.changed()
+	n.keys.asked = time.Time{} // who had us look here wants it now
+	return n.renewal(now, false)
 }
 
 // askRenewal asks for another nkey to be registered, where there is one, or else for

@@ -129,19 +129,7 @@ func TestNewerCertificate(t *testing.T) {
 func TestNewerCertificateOfABusyNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		r, f := newKeysRig(t, func(ctx context.Context, _ agent.Exchange, sink agent.Sink) error {
-			must(t, sink.Start(200, jsonHeader, -1))
-			for {
-				select {
-				case <-time.After(time.Minute):
-					must(t, sink.Body([]byte("x")))
-				case <-release:
-					return nil
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				}
-			}
-		})
+		r, f := newKeysRig(t, untilReleased(release))
 		r.ready()
 		defer r.finish()
 		_, a := r.edge.open(nil)
@@ -166,17 +154,15 @@ func TestNewerCertificateOfABusyNode(t *testing.T) {
 	})
 }
 
-// Told to, it takes other keys at any age of the old ones, once what runs has ended;
-// where there are none it does nothing.
+// Told to, it takes other keys at any age of the old ones, at a moment with nothing under
+// way; it drains for one a little, and in the meantime others are answered. Where there
+// are none it does nothing.
 //
-// Contract: B8
+// Contract: B8 D7
 func TestReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		r, f := newKeysRig(t, func(ctx context.Context, ex agent.Exchange, sink agent.Sink) error {
-			<-release
-			return small("hello")(ctx, ex, sink)
-		})
+		r, f := newKeysRig(t, untilReleased(release))
 		r.ready()
 		defer r.finish()
 		r.node.Reload()
@@ -194,14 +180,42 @@ func TestReload(t *testing.T) {
 		f.mu.Unlock()
 		r.node.Reload()
 		r.node.Reload()
-		pass(time.Minute)
-		r.wantState("draining")
+		for _, want := range []time.Duration{firstDrain, 2 * firstDrain} {
+			_, b := r.edge.open(func(q *iopv1.ProviderTunnelRequest) { q.Target = "short" })
+			synctest.Wait()
+			r.edge.wantClass(b, "END")
+			r.wantDrain(outdatedPatience, want)
+		}
 		close(release)
 		pass(2 * time.Second)
 		r.edge.wantClass(a, "END")
 		r.wantState("ready")
 		if n := r.dialled(); n != 2 {
 			t.Errorf("%d dials", n)
+		}
+	})
+}
+
+// What is asked for while an idle Node leaves for newer keys is answered, and does not keep
+// others waiting until its end.
+//
+// Contract: B8 D7
+func TestLongAnswerWhileLeaving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		r, f := newKeysRig(t, untilReleased(release))
+		r.ready()
+		defer r.finish()
+		f.renew()
+		r.node.Reload()
+		synctest.Wait()
+		_, a := r.edge.open(nil) // Edge has not heard of it
+		r.wantDrain(0, firstDrain)
+		close(release)
+		pass(2 * time.Second)
+		r.edge.wantClass(a, "END")
+		if r.wantState("ready"); r.dialled() != 2 {
+			t.Errorf("%d dials", r.dialled())
 		}
 	})
 }

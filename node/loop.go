@@ -71,8 +71,11 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-look.C:
 			ev = n.renewal(time.Now(), true)
 			look.Reset(n.keys.pause())
+		case <-n.host.quiet:
+			ev = n.quiet(time.Now())
 		case <-n.asked:
 			ev = n.taken(time.Now())
+			look.Reset(n.keys.pause()) // there may be more to look after
 		case <-stop:
 			stop, ev = nil, session.Event{Kind: session.StopAsked}
 		}
@@ -163,8 +166,8 @@ func (n *Node) apply(ctx context.Context, ef session.Effect) session.Event {
 			event = evFenced
 		}
 		level := slog.LevelWarn
-		if n.core.Stopping() || ef.Reason == session.Renewed || ef.Reason == session.Retired {
-			level = slog.LevelInfo // our own doing, whatever Edge says to it
+		if n.core.Stopping() || ef.Reason == session.Renewed || ef.Reason == session.Retired || ef.Reason == session.EdgeStopping {
+			level = slog.LevelInfo // somebody's own doing
 		}
 		n.log.LogAttrs(context.Background(), level, event, slog.Uint64(keyGeneration, ef.Gen), slog.Any(keyReason, ef.Reason))
 		n.failed(ef.Reason)

@@ -32,6 +32,9 @@ type Invitation struct {
 	Use       *Use      `json:"use,omitempty"`
 	// BrokerURLs are what this machine is to dial; none: what every one is told.
 	BrokerURLs []string `json:"broker_urls,omitempty"`
+	// CA is the SHA-256 of the CA's certificate that the line names; none: made before
+	// that was noted.
+	CA []byte `json:"ca,omitempty"`
 }
 
 // Use is the request an invitation was used with.
@@ -52,6 +55,9 @@ const (
 	Expired   State = "expired"
 	Cancelled State = "cancelled"
 	Closed    State = "closed" // too many wrong secrets
+	// OldCA is open, but its line names a CA that is trusted no more: for lists alone,
+	// an invitation does not know.
+	OldCA State = "old_ca"
 )
 
 // Outcome is what became of a request: a closed set, for logs and metrics alone.
@@ -121,7 +127,7 @@ func (i Invitation) Until(now time.Time) time.Time {
 		return i.Expires
 	case Used:
 		return earlier(i.Use.At.Add(RepeatFor), i.Expires)
-	case Expired, Cancelled, Closed:
+	case Expired, Cancelled, Closed, OldCA:
 	}
 	return time.Time{}
 }
@@ -161,7 +167,7 @@ func (i Invitation) Judge(found bool, now time.Time, r Request, body, mac []byte
 		return i, true, WrongSecret
 	}
 	switch i.State(now) {
-	case Cancelled:
+	case Cancelled, OldCA:
 		return i, false, WasCancelled
 	case Closed:
 		return i, false, WasClosed

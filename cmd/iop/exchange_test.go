@@ -1,10 +1,14 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/iop-fabric/iop/internal/identity"
 )
@@ -100,4 +104,80 @@ func TestUpExchangesItsKeys(t *testing.T) {
 			t.Errorf("%v: %d %s", bad, code, errs)
 		}
 	}
+}
+
+// While a long answer runs, an `iop up` whose CA is exchanged answers others, and cuts
+// nothing.
+//
+// Contract: B8 D7
+func TestUpExchangesItsCABesideALongAnswer(t *testing.T) {
+	mux := http.NewServeMux()
+	release := make(chan struct{})
+	provider := newProvider(t, mux)
+	mux.HandleFunc("/v1/models", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"data":[{"id":"m"}]}`) })
+	mux.HandleFunc("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); !strings.Contains(string(body), `"stream":true`) {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[{"message":{"content":"short"}}]}`)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: {\"choices\":[{\"delta\":{\"content\":\"begun\"}}]}\n\n")
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-release:
+			fmt.Fprint(w, "data: {\"choices\":[{\"delta\":{\"content\":\"whole\"}}]}\n\ndata: [DONE]\n\n")
+		case <-r.Context().Done():
+		}
+	})
+	dir := t.TempDir()
+	file := filepath.Join(dir, "iop.yaml")
+	text := fmt.Sprintf("broker: {}\nedge:\n  discover_interval: 100ms\n  nodes: [{name: here, adapters: [{name: fake, type: openai_compat, base_url: %q}]}]\n", provider)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x := start(t, "--data-dir", filepath.Join(dir, "data"), "--config", file)
+	ask := func(body string) *http.Response {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, x.info.BaseURL+"/chat/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+x.info.APIKey)
+		req.Header.Set("Content-Type", "application/json")
+		client := http.Client{Transport: &http.Transport{ResponseHeaderTimeout: 30 * time.Second, DisableKeepAlives: true}}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	short := func() {
+		t.Helper()
+		resp := ask(`{"model":"m","messages":[{"role":"user","content":"hi"}]}`)
+		defer resp.Body.Close()
+		if b, _ := io.ReadAll(resp.Body); resp.StatusCode != 200 || !strings.Contains(string(b), "short") {
+			t.Errorf("%d %s", resp.StatusCode, b)
+		}
+	}
+	await(t, func() bool {
+		_, body := get(t, x.info.BaseURL+"/models", x.info.APIKey)
+		return strings.Contains(body, `"m"`)
+	})
+	long := ask(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`)
+	defer long.Body.Close()
+	for _, step := range []string{"begin", "switch"} {
+		mustIOP(t, "rotate", "ca", step, "--data-dir", x.info.DataDir)
+		begun := time.Now()
+		short()
+		t.Logf("after %s: %s", step, time.Since(begun))
+	}
+	for range 20 { // the Node has looked at its files by the last
+		short()
+	}
+	close(release)
+	if b, _ := io.ReadAll(long.Body); !strings.Contains(string(b), "whole") || !strings.Contains(string(b), "[DONE]") {
+		t.Errorf("the long answer: %s", b)
+	}
+	short()
 }

@@ -99,7 +99,8 @@ HTTPS_PROXY is followed. To keep the line out of the list of processes, write - 
 			}
 			hangup, stop := onHangup()
 			defer stop()
-			return up.RunNode(cmd.Context(), *cfg.Node, log.With(slog.String("role", "node")), hangup, func(i up.ProcessInfo) { printProcess(out, i, asJSON) })
+			again := func() (*configs.File, error) { return configs.Load(folder.NodeConfig()) }
+			return up.RunNode(cmd.Context(), *cfg.Node, again, log.With(slog.String("role", "node")), hangup, func(i up.ProcessInfo) { printProcess(out, i, asJSON) })
 		},
 	}
 	f := cmd.Flags()

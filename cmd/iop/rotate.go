@@ -163,7 +163,7 @@ func rotateOwnNKey(cmd *cobra.Command, dir string, asJSON bool) error {
 	fmt.Fprintf(cmd.OutOrStdout(), `Made for node %s: %s
 
 kill -HUP its process: it has it registered over its session, beside the one it has, dials anew with it once nothing runs,
-and the old one is good for nothing from then on. Without that its next dial begins with it. It logs node.nkey_registered.
+and the old one is good for nothing from then on. Without that it does so after its next dial. It logs node.nkey_registered.
 `, cfg.Node.Name, public)
 	return nil
 }

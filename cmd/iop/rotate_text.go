@@ -195,7 +195,7 @@ func printAsked(out io.Writer, e up.Exchange, many int, who string) {
 	case n == 0:
 		fmt.Fprintf(out, "Nobody was asked. Each %s is to be asked before you go on: iop rotate %s status.\n\n", who, e.What)
 	case n < many:
-		fmt.Fprintf(out, "Only %d of %d %ss was asked: %s. Ask each of the others before you go on: iop rotate %s status.\n\n", n, many, who, strings.Join(whom(e), ", "), e.What)
+		fmt.Fprintf(out, "%d of %d %ss were asked: %s. Ask each of the others before you go on: iop rotate %s status.\n\n", n, many, who, strings.Join(whom(e), ", "), e.What)
 	default:
 		fmt.Fprintf(out, "Asked: %s.\n\n", strings.Join(whom(e), ", "))
 	}

@@ -32,7 +32,10 @@ func newUp() *cobra.Command {
 
 It needs no file: keys are made in the data folder at the first start, local model servers
 (Ollama, vLLM, llama.cpp, LM Studio on their usual ports) are found as they come and go, and a
-built-in demo model is offered while there is none. It prints the URL, a key and a line to try.`,
+built-in demo model is offered while there is none. It prints the URL, a key and a line to try.
+
+SIGTERM stops it gracefully, a second one at once. SIGHUP makes its parts read their certificates and keys again, and
+says what of its configuration needs a restart.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			folder, err := dataFolder(dir)
@@ -45,18 +48,22 @@ built-in demo model is offered while there is none. It prints the URL, a key and
 					return usageError{fmt.Errorf("--%s %q: want host:port, such as 127.0.0.1:8400, or port 0 to have one picked", flag, addr)}
 				}
 			}
-			if file != "" {
-				o.File, err = configs.LoadSingle(file)
-			} else {
-				o.File, err = configs.NewSingle(os.Environ())
+			o.Again = func() (*configs.File, error) {
+				if file == "" {
+					return configs.NewSingle(os.Environ())
+				}
+				return configs.LoadSingle(file)
 			}
-			if err != nil {
+			if o.File, err = o.Again(); err != nil {
 				return err
 			}
 			log, err := newLog(cmd.ErrOrStderr(), o.File, logLevel, true)
 			if err != nil {
 				return err
 			}
+			hangup, stop := onHangup()
+			defer stop()
+			o.Hangup = hangup
 			out := cmd.OutOrStdout()
 			var models func([]string)
 			if !asJSON {

@@ -382,6 +382,9 @@ func (x *exchange) conclude(r *http.Request, why reason) (abort bool) {
 		x.refuseWith(why)
 		return x.broken != nil
 	case x.events != nil && !x.events.whole() && !x.cut && (x.fault == nil || x.firstByte.IsZero()):
+		if why == reason(wire.Draining) && x.detail == "" && !x.firstByte.IsZero() {
+			x.detail = "this answer was cut: the service is being stopped" // it was not a new one
+		}
 		x.armWrite()
 		_, err := x.w.Write(x.events.failure(why, x.detail, x.shown()))
 		return x.wrote(err) != nil

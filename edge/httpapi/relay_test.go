@@ -638,6 +638,28 @@ func TestWhoStopsTheEdgeSaysSo(t *testing.T) {
 	f.wantError(resp, body, 503, "draining")
 }
 
+// A stream that a stop cuts is told so, and not that nothing new is taken.
+//
+// Contract: D7 E6
+func TestStreamCutByAStopIsToldSo(t *testing.T) {
+	f := newFixture(t)
+	api := New(Config{Keys: []Key{{Name: "a", Digest: DigestOf(goodKey)}}}, Deps{Pool: f.pool, Runner: f.runner})
+	ctx, stop := context.WithCancelCause(t.Context())
+	f.runner.answer = func(ctx context.Context, _ dispatch.Attempt, w dispatch.Writer) dispatch.Result {
+		_ = w.Start(200, fields(eventStream...))
+		_ = w.Body([]byte(chunk))
+		stop(pool.ErrStopping)
+		return dispatch.Result{Started: true, Err: wire.AsError(context.Cause(ctx))}
+	}
+	f.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		api.Handler().ServeHTTP(w, r.WithContext(ctx))
+	})
+	_, body := f.chat(streamChat)
+	if !strings.HasPrefix(body, chunk) || !strings.Contains(body, `"draining"`) || !strings.Contains(body, "this answer was cut") || strings.Contains(body, "nothing new") {
+		t.Errorf("%s", body)
+	}
+}
+
 // Contract: T7 E7
 func TestBodyTooLarge(t *testing.T) {
 	for _, memory := range []int64{1 << 20, 16} {

@@ -28,6 +28,11 @@ type Options struct {
 	Demo bool
 	// File is the operator's configuration, or nil.
 	File *configs.File
+	// Hangup has it read its keys again, as the separate processes do; nil: never. Again
+	// reads the operator's configuration anew, to tell what needs a restart; nil: there
+	// is none.
+	Hangup <-chan os.Signal
+	Again  Again
 }
 
 // Names returns the edge and node names of this fabric.

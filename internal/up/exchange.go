@@ -343,11 +343,7 @@ func (f *Fabric) exchange(ctx context.Context, folder Folder, what, step string,
 	if err != nil {
 		return key, err
 	}
-	// The Edge believes the new one before anybody shows it.
-	f.Edge.Reload()
-	err = f.Broker.Reload()
-	f.Node.Reload()
-	return key, err
+	return key, f.reload()
 }
 
 func (f *Fabric) exchangeCA(ctx context.Context, folder Folder, step string, force bool) error {

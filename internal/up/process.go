@@ -93,17 +93,29 @@ func RunBroker(ctx context.Context, cfg configs.Broker, again Again, log *slog.L
 	})
 }
 
-// RunLeaf runs a leaf broker until ctx ends, however long the hub takes to appear.
-func RunLeaf(ctx context.Context, cfg configs.Leaf, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+// RunLeaf runs a leaf broker until ctx ends, however long the hub takes to appear. A
+// hangup makes it read its keys, and say what of again needs a restart; nil: never.
+func RunLeaf(ctx context.Context, cfg configs.Leaf, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
 	l, err := broker.NewLeaf(cfg, broker.Deps{Log: log, Metrics: metrics, Now: time.Now})
 	if err != nil {
 		return err
 	}
-	return runServer(ctx, l, listener{key: "leaf.admin_listen", addr: cfg.AdminListen}, metrics, log, hangup, func(admin string) {
+	s := leafServer{l, func() error {
+		return readAgain(log, cfg, again, "leaf", func(f *configs.File) *configs.Leaf { return f.Leaf })
+	}}
+	return runServer(ctx, s, listener{key: "leaf.admin_listen", addr: cfg.AdminListen}, metrics, log, hangup, func(admin string) {
 		ready(ProcessInfo{Role: "leaf", Name: cfg.Name, BrokerURL: l.ClientURL(), AdminURL: admin})
 	})
 }
+
+// leafServer is a leaf whose Reload looks at its configuration, too.
+type leafServer struct {
+	*broker.Leaf
+	read func() error
+}
+
+func (l leafServer) Reload() error { return errors.Join(l.Leaf.Reload(), l.read()) }
 
 // RunService runs a session service beside a nats-server of its own. A hangup makes it
 // read its keys, and of again its members.
@@ -194,6 +206,21 @@ func tellRestart[T any](log *slog.Logger, serves, read T, but string) {
 	}
 }
 
+// readAgain reads the configuration anew, and tells which settings of a section, of which
+// none changes in place, need a restart.
+func readAgain[T any](log *slog.Logger, serves T, again Again, name string, section func(*configs.File) *T) error {
+	f, err := again()
+	if err != nil {
+		return err
+	}
+	read := section(f)
+	if read == nil {
+		return fmt.Errorf("the configuration has no section %s any more", name)
+	}
+	tellRestart(log, serves, *read, "")
+	return nil
+}
+
 // EventReloadFailed: what was to be read anew is not good; what served goes on.
 const EventReloadFailed = "process.reload_failed"
 
@@ -221,8 +248,9 @@ func RunEdge(ctx context.Context, cfg configs.Edge, again Again, log *slog.Logge
 
 // RunNode runs a Node until ctx ends, its attempts are exhausted or something
 // local is broken (S4). It calls ready at once: a Node is up without any remote (S1).
-// A hangup makes it dial anew with the keys that its files hold then; nil: never.
-func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
+// A hangup makes it dial anew with the keys that its files hold then, and say what of
+// again needs a restart; nil: never.
+func RunNode(ctx context.Context, cfg configs.Node, again Again, log *slog.Logger, hangup <-chan os.Signal, ready func(ProcessInfo)) error {
 	metrics := NewMetrics()
 	n, err := NewNode(cfg, func() []string { return cfg.Broker.URLs }, log, metrics)
 	if err != nil {
@@ -244,7 +272,13 @@ func RunNode(ctx context.Context, cfg configs.Node, log *slog.Logger, hangup <-c
 	}
 	started := make(chan struct{})
 	close(started)
-	return runPart(ctx, part{run: n.Run, ready: started, admin: own, hangup: hangup, reload: n.Reload, tell: func() {
+	reload := func() {
+		n.Reload()
+		if err := readAgain(log, cfg, again, "node", func(f *configs.File) *configs.Node { return f.Node }); err != nil {
+			log.LogAttrs(ctx, slog.LevelError, EventReloadFailed, slog.String("error", err.Error()))
+		}
+	}
+	return runPart(ctx, part{run: n.Run, ready: started, admin: own, hangup: hangup, reload: reload, tell: func() {
 		ready(ProcessInfo{Role: "node", Name: cfg.Name, AdminURL: own.url()})
 	}})
 }

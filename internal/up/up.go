@@ -87,6 +87,15 @@ func Run(ctx context.Context, o Options, log *slog.Logger, ready func(Info), mod
 		return err
 	}
 	defer fabric.lookAfter(o.Folder)()
+	fabric.hangup, fabric.again = o.Hangup, func() (*configs.File, error) {
+		next := o
+		if o.Again != nil {
+			if next.File, err = o.Again(); err != nil {
+				return nil, err
+			}
+		}
+		return Config(next)
+	}
 	fabric.Edge.OnModels(models)
 	// Who asks for the status finds the listener there, whatever its port.
 	adminURL := o.Folder.AdminURL()
@@ -140,6 +149,8 @@ type Fabric struct {
 	cfg        *configs.File
 	log        *slog.Logger
 	exchanging sync.Mutex // one step of an exchange at a time
+	hangup     <-chan os.Signal
+	again      Again
 }
 
 // Build makes the parts; nothing listens yet.
@@ -217,6 +228,8 @@ func (f *Fabric) Run(ctx context.Context, ready func()) error {
 		case <-offers:
 			offers = nil
 			ready()
+		case <-f.hangup:
+			f.hungUp()
 		case <-ctx.Done():
 			return stop(nil)
 		case <-brokerPart.done:
@@ -226,6 +239,31 @@ func (f *Fabric) Run(ctx context.Context, ready func()) error {
 		case <-edgePart.done:
 			return stop(edgePart.ended(ctx))
 		}
+	}
+}
+
+// reload has every part read its keys. The Edge believes a new issuer before anybody
+// shows it.
+func (f *Fabric) reload() error {
+	f.Edge.Reload()
+	err := f.Broker.Reload()
+	f.Node.Reload()
+	return err
+}
+
+// hungUp does that at SIGHUP, and says what of the configuration needs a restart.
+func (f *Fabric) hungUp() {
+	f.exchanging.Lock()
+	defer f.exchanging.Unlock()
+	err := f.reload()
+	read, unread := f.again()
+	if err = errors.Join(err, unread); err != nil {
+		f.log.LogAttrs(context.Background(), slog.LevelError, EventReloadFailed, slog.String("error", err.Error()))
+	}
+	if unread == nil {
+		tellRestart(f.log.With(slog.String("role", "broker")), *f.cfg.Broker, *read.Broker, "")
+		tellRestart(f.log.With(slog.String("role", "edge")), *f.cfg.Edge, *read.Edge, "issuers")
+		tellRestart(f.log.With(slog.String("role", "node")), *f.cfg.Node, *read.Node, "")
 	}
 }
 

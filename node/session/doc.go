@@ -18,6 +18,7 @@
 //
 //	AwaitingReady, Ready --stop--> Draining --idle, or the bounds--> Closed
 //	Ready --leave--> Draining --idle, or its bound--> Waiting
+//	                 Draining --the bound of one that resumes--> Ready
 //	any other state      --stop---------------------------------->  Closed
 //	attempts exhausted, a local fault --------------------------->  Closed
 //
@@ -32,7 +33,7 @@
 //	I4  An event of another generation than the current session's changes nothing
 //	    (F5).
 //	I5  Work is taken from the moment ready is asked for, never before the
-//	    configuration was applied whole (R3, R6), and never once draining (D7).
+//	    configuration was applied whole (R3, R6), and never while draining (D7).
 //	I6  Whatever a remote says leads to another attempt, never to Exit by itself
 //	    (S4).
 //	I7  Every step before ready ends within its bound; a ready session ends when
@@ -41,7 +42,8 @@
 //	I9  A leave, for newer keys or because the broker is about to stop, is of a ready
 //	    session alone. It takes what Edge sends before it has heard of the drain, ends
 //	    nothing that runs before its bound, and leads to the next dial as a lost
-//	    session does (B8, Y6).
+//	    session does (B8, Y6). One that resumes cuts nothing at all: after its bound
+//	    the session is ready as before.
 //
 // Left to others: what the messages hold, who verifies them, the tunnels.
 package session

@@ -32,24 +32,28 @@ const (
 	Expired     Reason = "certificate_expired"
 	Silent      Reason = "silent" // Edge's heartbeats stopped
 	EdgeChanged Reason = "edge_changed"
-	Lost        Reason = "lost" // the connection ended
-	Stopped     Reason = "stopped"
-	Renewed     Reason = "renewed" // our own doing: the next dial shows a newer certificate (B8)
-	Retired     Reason = "retired" // the broker said that it is about to stop (Y6)
+	// EdgeStopping: Edge was told to stop, and ended the session in good order.
+	EdgeStopping Reason = "edge_stopping"
+	Lost         Reason = "lost" // the connection ended
+	Stopped      Reason = "stopped"
+	Renewed      Reason = "renewed" // our own doing: the next dial shows a newer certificate (B8)
+	Retired      Reason = "retired" // the broker said that it is about to stop (Y6)
 )
 
 // Reasons lists them all.
 var Reasons = []Reason{
 	Unreachable, Denied, Duplicate, WrongName, NoToken, Refused, BadConfig, NotReady,
-	StepBound, Superseded, Fenced, Expired, Silent, EdgeChanged, Lost, Stopped, Renewed, Retired,
+	StepBound, Superseded, Fenced, Expired, Silent, EdgeChanged, EdgeStopping, Lost, Stopped, Renewed, Retired,
 }
 
 // ReasonOf reads the reason word a peer gave. Two of them change what follows, one is an
-// operator's to mend; any other text is otherwise.
+// operator's to mend, one is as it should be; any other text is otherwise.
 func ReasonOf(word string, otherwise Reason) Reason {
 	switch Reason(word) {
 	case Superseded, Duplicate, Expired:
 		return Reason(word)
+	case "edge is stopping":
+		return EdgeStopping
 	default:
 		return otherwise
 	}

@@ -122,6 +122,8 @@ func parseEvent(words []string, c *Core) (Event, error) {
 			ev.Instance = v
 		case "interval":
 			ev.Interval, err = time.ParseDuration(v)
+		case "resume":
+			ev.Resume = true
 		case "bound":
 			ev.Bound, err = time.ParseDuration(v)
 		case "rand":

@@ -88,6 +88,7 @@ type model struct {
 	dials    int    // in a row
 	working  bool
 	draining bool
+	resume   bool // the last leave's
 	exited   bool
 	stopping bool
 	lost     bool   // the session that ended last had been ready
@@ -177,6 +178,12 @@ func TestInvariants(t *testing.T) {
 				if rapid.IntRange(0, 9).Draw(t, "stale") == 0 {
 					ev.Gen = gen + 1
 				}
+				if ev.Kind == LeaveAsked {
+					ev.Resume = rapid.Bool().Draw(t, "resume")
+					if c.State() == Ready && ev.Gen == c.Generation() {
+						m.resume = ev.Resume
+					}
+				}
 			}
 			step(ev)
 		}
@@ -229,10 +236,14 @@ func (m *model) effect(t *rapid.T, ev Event, was State, ef Effect) {
 			t.Fatalf("I4: session %d asks for a token, %d is live", ef.Gen, m.live)
 		}
 	case TakeWork:
-		if ev.Kind != Applied || !ev.OK || m.draining {
-			t.Fatal("I5: work before the configuration was applied")
+		if back := was == Draining && m.resume && ev.Kind == DeadlinePassed; !back && (ev.Kind != Applied || !ev.OK || m.draining) {
+			t.Fatal("I5: work before the configuration was applied, or while draining")
 		}
-		m.working = true
+		m.working, m.draining = true, false
+	case CutRest:
+		if m.resume && !m.stopping {
+			t.Fatal("I9: a leave that resumes has cut what runs")
+		}
 	case SendReady:
 		if !m.working {
 			t.Fatal("I5: ready before work is taken")

@@ -125,7 +125,7 @@ const (
 	Idle                              // nothing is open any more; told while Draining
 	DeadlinePassed                    // Deadline() is due
 	StopAsked                         // local shutdown
-	LeaveAsked                        // for Reason (Renewed, Retired): drain for Bound at the most, then dial anew
+	LeaveAsked                        // for Reason (Renewed, Retired): drain for Bound at the most, then dial anew; Resume
 )
 
 // Event is one event.
@@ -137,7 +137,10 @@ type Event struct {
 	Instance string // Edge's
 	Interval time.Duration
 	Bound    time.Duration
-	Err      error
+	// Resume, of LeaveAsked: where something still runs after Bound, cut nothing, and
+	// take work again.
+	Resume bool
+	Err    error
 	// Rand in [0,1) draws the wait before the next dial, should there be one.
 	Rand float64
 }
@@ -197,6 +200,7 @@ type Core struct {
 	resend time.Time // the unanswered request goes out again; zero: nothing to repeat
 	cut    bool      // Draining: CutRest was ordered
 	leave  Reason    // Draining: why, if it is not for a stop
+	resume bool      // Draining: take work again when due
 	refuse time.Time // Draining: RefuseWork is due; zero: it was ordered
 }
 

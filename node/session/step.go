@@ -110,7 +110,7 @@ func (c *Core) inSession(now time.Time, ev Event, out []Effect) []Effect {
 		}
 	case LeaveAsked:
 		if c.state == Ready {
-			return c.leaving(now, ev.Reason, ev.Bound, out)
+			return c.leaving(now, ev, out)
 		}
 	default: // Step takes the rest, in a session or not
 	}
@@ -138,6 +138,9 @@ func (c *Core) deadline(now time.Time, ev Event, out []Effect) []Effect {
 			return c.end(now, Silent, ev.Rand, out)
 		}
 		if c.state == Draining && !now.Before(c.due) {
+			if c.resume {
+				return c.stay(now, out)
+			}
 			if c.cut {
 				return c.end(now, c.drained(), ev.Rand, out)
 			}
@@ -193,7 +196,7 @@ func (c *Core) stop(now time.Time, out []Effect) []Effect {
 		c.become(now, Draining, 0)
 		return c.refuseWork(now, out)
 	case Draining: // to dial anew
-		c.leave, c.cut, c.due = "", false, now.Add(c.cfg.StopGrace)
+		c.leave, c.resume, c.cut, c.due = "", false, false, now.Add(c.cfg.StopGrace)
 		return c.refuseWork(now, out)
 	case Dialling:
 		return out // the dial ends first, as a failure or as a session to close (I1)
@@ -206,11 +209,22 @@ func (c *Core) stop(now time.Time, out []Effect) []Effect {
 
 // leaving drains for another session. What Edge has sent before it heard of that is
 // still taken: nothing may be lost to what nobody has asked for.
-func (c *Core) leaving(now time.Time, why Reason, bound time.Duration, out []Effect) []Effect {
+func (c *Core) leaving(now time.Time, ev Event, out []Effect) []Effect {
 	c.become(now, Draining, 0)
-	c.leave, c.due = why, now.Add(bound)
+	c.leave, c.due, c.resume = ev.Reason, now.Add(ev.Bound), ev.Resume
 	c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)
+	if ev.Resume {
+		c.due = c.due.Add(c.interval) // its time begins when it takes nothing new
+	}
 	return append(out, Effect{Kind: SendHeartbeat, Gen: c.gen, Draining: true})
+}
+
+// stay gives up a drain that did not end in its time: nothing is cut, and work is taken
+// again.
+func (c *Core) stay(now time.Time, out []Effect) []Effect {
+	c.become(now, Ready, 0)
+	c.beatAt = now.Add(c.interval)
+	return append(out, Effect{Kind: TakeWork, Gen: c.gen}, Effect{Kind: SendHeartbeat, Gen: c.gen})
 }
 
 // refuseWork takes nothing new from now on.
@@ -277,8 +291,9 @@ func (c *Core) become(now time.Time, s State, resend time.Duration) {
 	case Draining:
 		c.due, c.cut = now.Add(c.cfg.StopGrace), false
 	case Waiting, Dialling, Closed:
-		c.gen, c.ready, c.instance, c.beatAt, c.leave, c.refuse = 0, false, "", time.Time{}, "", time.Time{}
+		c.gen, c.ready, c.instance, c.beatAt, c.leave, c.resume, c.refuse = 0, false, "", time.Time{}, "", false, time.Time{}
 	case Ready:
+		c.leave, c.resume, c.refuse = "", false, time.Time{}
 	}
 }
 
