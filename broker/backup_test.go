@@ -67,7 +67,6 @@ func copyDir(t *testing.T, to, from string) {
 //
 // Contract: G1 B9
 func TestGenerationsStoreLost(t *testing.T) {
-	t.Parallel() // it mostly waits
 	above := regexp.MustCompile(`iop restore --generation-above (\d+)`)
 	for _, c := range []struct {
 		name  string
@@ -162,7 +161,6 @@ func TestGenerationsStoreLost(t *testing.T) {
 //
 // Contract: B8 B9
 func TestMembersStoreLost(t *testing.T) {
-	t.Parallel() // it mostly waits
 	above := regexp.MustCompile(`iop restore --generation-above (\d+)`)
 	blocks := func(t *testing.T, stream string) []string {
 		t.Helper()
@@ -567,7 +565,6 @@ func TestBackupRefused(t *testing.T) {
 //
 // Contract: B9 G1 Y2
 func TestClusterRestore(t *testing.T) {
-	t.Parallel() // it mostly waits
 	c := newCluster(t)
 	nodes := c.nodes(2)
 	c.start()

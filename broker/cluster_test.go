@@ -334,7 +334,6 @@ func TestHelperClusterBroker(t *testing.T) {
 // Generations only rise, whichever broker restarts, and wherever a Node dials.
 // Contract: G1 Y2
 func TestClusterGenerationsRise(t *testing.T) {
-	t.Parallel() // it mostly waits
 	c := newCluster(t)
 	nodes := c.nodes(1)
 	c.start()
@@ -360,7 +359,6 @@ func TestClusterGenerationsRise(t *testing.T) {
 // why; with the second back it goes on by itself.
 // Contract: Y2 B9 G1
 func TestClusterQuorum(t *testing.T) {
-	t.Parallel() // it mostly waits
 	c := newCluster(t)
 	nodes, edgeKey := c.nodes(3), c.member("edge1", "edge", "e1")
 	c.start()

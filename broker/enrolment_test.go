@@ -504,7 +504,6 @@ func TestEnrolBadRequests(t *testing.T) {
 //
 // Contract: B11 Z3
 func TestEnrolSlowAndOften(t *testing.T) {
-	t.Parallel() // it mostly waits
 	f := newEnrolFixture(t).start()
 	line, tok := f.invite("gpu1")
 	c, err := tls.Dial("tcp", line.Dial, &tls.Config{InsecureSkipVerify: true})

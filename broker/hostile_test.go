@@ -140,7 +140,6 @@ func TestPace(t *testing.T) {
 //
 // Contract: Z5 F10 B6
 func TestZ5FencedSessionIsClosed(t *testing.T) {
-	t.Parallel() // it mostly waits
 	f, key, n1, n2 := newHub(t)
 	f.start()
 	edge := f.edge("edge1")

@@ -209,7 +209,6 @@ func kills(t *testing.T) int {
 //
 // Contract: G1 F1 B9 Y2
 func TestGenerationsRiseOverKills(t *testing.T) {
-	t.Parallel() // it mostly waits
 	for _, brokers := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d", brokers), func(t *testing.T) { killBrokers(t, brokers) })
 	}

@@ -119,10 +119,10 @@ func TestRotateIssuerFinishAsksSeveral(t *testing.T) {
 		t.Errorf("one signs with the old one: %d %s", code, errs)
 	}
 	two = second
-	says(t, mustIOP(t, finish...), []string{"Only 2 of 3 brokers", urls[0], urls[1], "each of the others"}, urls[2])
+	says(t, mustIOP(t, finish...), []string{"2 of 3 brokers were asked", urls[0], urls[1], "each of the others"}, urls[2])
 	one = exchange()
 	two, three = one, one
-	says(t, mustIOP(t, append(slices.Clone(finish), "--url", urls[2])...), []string{"Asked: " + strings.Join(urls, ", ")}, "Only")
+	says(t, mustIOP(t, append(slices.Clone(finish), "--url", urls[2])...), []string{"Asked: " + strings.Join(urls, ", ")}, "each of the others")
 
 	for name, c := range map[string]struct {
 		args []string

@@ -94,7 +94,7 @@ func upStepped(what, step string, o operator) string {
 	case "ca begin":
 		return "There is a new CA beside the old one. Nodes that are connected learn it within seconds. Next: " + again(up.StepSwitch)
 	case "ca switch":
-		return "The new CA signs. Nodes follow by themselves, when nothing runs on them, or within three minutes. Then this, which says who has not followed: " + again(up.StepFinish)
+		return "The new CA signs. Nodes follow by themselves, once nothing runs on them. Then this, which says who has not followed: " + again(up.StepFinish)
 	case "ca finish":
 		return "The old CA is trusted no more. Take a backup of the data folder."
 	case "issuer begin":
@@ -145,7 +145,7 @@ func printExchanged(out io.Writer, e up.Exchange, done up.Exchanged, many int, s
 1. Copy each host its files, and %s
 `, hangup)
 		if invites {
-			fmt.Fprintf(out, "   Machines that joined follow by themselves, and so do Nodes here: within minutes, when nothing runs on them.\n")
+			fmt.Fprintf(out, "   Machines that joined follow by themselves, and so do Nodes here: once nothing runs on them.\n")
 		}
 		fmt.Fprintf(out, `2. %s
    It says who has not followed. A machine that is off until after that has to be given its files by hand, or be invited anew.

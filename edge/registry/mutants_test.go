@@ -466,7 +466,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "a renewal refuses what is on its way", file: "node/session/step.go", killer: "session.TestScripts",
-		patch: []string{"c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)\n\treturn append(out, ", "c.beatAt, c.refuse = now.Add(c.interval), now.Add(c.interval)\n\treturn append(out, Effect{Kind: RefuseWork, Gen: c.gen}, "},
+		patch: []string{"takes nothing new\n\t}\n\treturn append(out, ", "takes nothing new\n\t}\n\treturn append(out, Effect{Kind: RefuseWork, Gen: c.gen}, "},
 	},
 	{
 		name: "a duplicate is delivered", file: "tunnel/step.go", killer: "tunnel.TestI1OldDuplicatesAreAcknowledged",

@@ -376,6 +376,16 @@ func (b *LogBuffer) AwaitSession(t testing.TB, node string, after uint64) (gen u
 	return gen
 }
 
+// LastSession is the newest generation of a node that the log speaks of; 0: none.
+func (b *LogBuffer) LastSession(node string) (last uint64) {
+	for line := range strings.Lines(b.String()) {
+		if gen, ok := generation(line, "node.connected", node); ok {
+			last = max(last, gen)
+		}
+	}
+	return last
+}
+
 // Count counts the lines of an event.
 func (b *LogBuffer) Count(event string) int {
 	return strings.Count(b.String(), "msg="+event+" ")

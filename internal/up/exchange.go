@@ -300,7 +300,7 @@ func stillOld(k broker.Keys, signer, own string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s. A node where a broker invites follows by itself, within minutes once it is connected; of another, copy the certificate of the switch "+
+	return fmt.Errorf("%w: %s. A node where a broker invites follows by itself, once it is connected and nothing runs on it; of another, copy the certificate of the switch "+
 		"to its host and kill -HUP it. One that is not to come back: iop revoke. Or finish all the same (--force)", ErrStillOld, strings.Join(names, ", "))
 }
 
