@@ -57,6 +57,10 @@ func (f *File) applyDefaults() {
 		f.Edge.applyDefaults()
 	}
 	if f.Node != nil {
+		if f.Broker != nil && f.Edge != nil { // an iop up never gives up (S3)
+			f.Node.Reconnect.MaxAttempts = cmp.Or(f.Node.Reconnect.MaxAttempts, new(0))
+			f.Node.Reconnect.IntervalSec = cmp.Or(f.Node.Reconnect.IntervalSec, new(2))
+		}
 		f.Node.applyDefaults()
 	}
 	if f.Leaf != nil {

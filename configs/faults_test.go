@@ -169,7 +169,7 @@ func TestI1Faults(t *testing.T) {
 		"interval -1":             {node + "  reconnect: {interval_sec: -1}\n", []string{"f.yaml:6: node.reconnect.interval_sec: must not be negative"}},
 		"interval 0, for ever":    {node + "  reconnect: {interval_sec: 0, max_attempts: 0}\n", []string{"f.yaml:6: node.reconnect.interval_sec: may be 0 only where max_attempts is positive"}},
 		"interval 0, three times": {node + "  reconnect: {interval_sec: 0, max_attempts: 3}\n", nil},
-		"interval 0, omitted":     {node + "  reconnect: {interval_sec: 0}\n", nil},
+		"interval 0, omitted":     {node + "  reconnect: {interval_sec: 0}\n", []string{"f.yaml:6: node.reconnect.interval_sec: may be 0 only where max_attempts is positive"}},
 
 		// Broker.
 		"edge key":       {broker + "  edge_keys:\n    home: SUABC\n    b.c: " + publicUser + "\n", []string{"f.yaml:4: broker.edge_keys.home: want a public user nkey (U..., 56 characters)", `f.yaml:5: broker.edge_keys.b.c: name "b.c": use a-z, 0-9, '-' and '_', beginning with a letter or digit`}},

@@ -76,7 +76,6 @@ broker:
 edge: {name: home, nodes: [{name: desk, adapters: [{type: demo}, {type: openai_compat, base_url: "http://h/v1"}], providers: [{adapter: openai_compat, target: m}]}]}
 node: {name: desk, edge: home}
 `)
-	ten := 10
 	want := &File{
 		Log:    Log{Level: "info", Format: "text"},
 		Broker: &Broker{Name: "broker", Listen: "127.0.0.1:4222", TrustDomain: "iop", HeartbeatBound: 5 * time.Second},
@@ -101,7 +100,7 @@ node: {name: desk, edge: home}
 		},
 		Node: &Node{
 			Name: "desk", Edge: "home", TrustDomain: "iop", StopGrace: 10 * time.Second,
-			Reconnect: Reconnect{MaxAttempts: &ten, IntervalSec: &ten},
+			Reconnect: Reconnect{MaxAttempts: new(0), IntervalSec: new(2)},
 		},
 	}
 	if !reflect.DeepEqual(f, want) {
@@ -174,5 +173,19 @@ func TestLoadSaysThatTheFileIsMissing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none.yaml")
 	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The Node of an iop up never gives up, whatever else its section says; one of its own
+// process does after ten dials.
+//
+// Contract: S3
+func TestTheNodeOfAnUpNeverGivesUp(t *testing.T) {
+	one := &File{Broker: &Broker{}, Edge: &Edge{}, Node: &Node{Name: "here"}}
+	one.applyDefaults()
+	alone := &File{Node: &Node{Name: "here"}}
+	alone.applyDefaults()
+	if a, b := *one.Node.Reconnect.MaxAttempts, *alone.Node.Reconnect.MaxAttempts; a != 0 || b != 10 {
+		t.Errorf("%d and %d attempts", a, b)
 	}
 }

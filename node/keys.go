@@ -226,7 +226,9 @@ func (n *Node) taken(now time.Time) session.Event {
 	}
 	n.keys.used.Trust = n.keys.newest.Trust // it measures what comes from now on
 	n.keys.told = n.keys.changed()
-	n.keys.asked = time.Time{} // who had us look here wants it now
+	if n.keys.nonce == nil || now.Sub(n.keys.asked) >= shortestAsk {
+		n.keys.asked = time.Time{} // who had us look here wants it now, and no answer is on its way
+	}
 	return n.renewal(now, false)
 }
 

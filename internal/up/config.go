@@ -129,12 +129,6 @@ func Config(o Options) (*configs.File, error) {
 	}
 	def(&node.Broker.NKey, f.NKey("node"))
 	def(&node.CurveKey, f.NKey("curve"))
-	if node.Reconnect.MaxAttempts == nil {
-		node.Reconnect.MaxAttempts = new(0) // S3: `iop up` never gives up
-	}
-	if node.Reconnect.IntervalSec == nil {
-		node.Reconnect.IntervalSec = new(2)
-	}
 	if err := out.Complete(); err != nil {
 		return nil, err
 	}
