@@ -126,6 +126,10 @@ func ReadBackup(r io.Reader) (*Backup, error) {
 	if !ok || cut == 0 || strict(body[cut:], &end) != nil {
 		return nil, fmt.Errorf("broker: %w (its end is missing)", ErrBackupBroken)
 	}
+	// Base64 has bits that say nothing: they, too, are as they were written.
+	if again, err := json.Marshal(end); err != nil || !bytes.Equal(again, body[cut:]) {
+		return nil, fmt.Errorf("broker: %w (its end is altered)", ErrBackupBroken)
+	}
 	body = body[:cut]
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:], end.SHA256) {
 		return nil, fmt.Errorf("broker: %w (its checksum differs)", ErrBackupBroken)

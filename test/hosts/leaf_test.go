@@ -42,6 +42,7 @@ func (f *fabric) adopt(out string) {
 	f.t.Helper()
 	for _, section := range strings.Split(out, "\nbelow ")[1:] {
 		head, text, _ := strings.Cut(section, ":\n\n")
+		text, _, _ = strings.Cut(text, "\n\n") // what follows says how it is read
 		key, file, _ := strings.Cut(head, " in ")
 		whole := f.read(file)
 		name := key[strings.LastIndexByte(key, '.')+1:] + ":"
