@@ -148,40 +148,53 @@ func (ms members) change(ctx context.Context, id memberID, fn func(m *member, fo
 
 // change is that for a record of any kind, which what names.
 func change[T any](ctx context.Context, kv bucket, key, what string, fn func(v *T, found bool) (bool, error)) error {
-	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
+	_, err := replace(ctx, kv, key, what, func(was []byte, found bool) (is []byte, changed bool, err error) {
 		var v T
+		if found {
+			if err := json.Unmarshal(was, &v); err != nil {
+				return nil, false, fmt.Errorf("%s %s: %w", what, key, err)
+			}
+		}
+		if changed, err = fn(&v, found); err != nil || !changed {
+			return nil, false, err
+		}
+		is, err = json.Marshal(v)
+		return is, true, err
+	})
+	return err
+}
+
+// replace reads a key and writes what fn makes of it, again where another was faster. It
+// returns the revision written; 0: fn changed nothing.
+func replace(ctx context.Context, kv bucket, key, what string, fn func(was []byte, found bool) (is []byte, changed bool, err error)) (uint64, error) {
+	for pause := racePause; pause <= racePause<<maxRaces; pause *= 2 {
 		e, err := patiently(ctx, kv.led, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return kv.Get(ctx, key) })
-		found := err == nil
+		found, was := err == nil, []byte(nil)
 		switch {
 		case found:
-			if err := json.Unmarshal(e.Value(), &v); err != nil {
-				return fmt.Errorf("%s %s: %w", what, key, err)
-			}
+			was = e.Value()
 		case !errors.Is(err, jetstream.ErrKeyNotFound):
-			return fmt.Errorf("read %s %s: %w", what, key, err)
+			return 0, fmt.Errorf("read %s %s: %w", what, key, err)
 		}
-		if changed, err := fn(&v, found); err != nil || !changed {
-			return err
+		value, changed, err := fn(was, found)
+		if err != nil || !changed {
+			return 0, err
 		}
-		value, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		_, err = patiently(ctx, kv.led, func(ctx context.Context) (uint64, error) {
+		rev, err := patiently(ctx, kv.led, func(ctx context.Context) (uint64, error) {
 			if found {
 				return kv.Update(ctx, key, value, e.Revision())
 			}
 			return kv.Create(ctx, key, value)
 		})
 		if err == nil {
-			return nil
+			return rev, nil
 		}
 		if !isConflict(err) {
-			return fmt.Errorf("write %s %s: %w", what, key, err)
+			return 0, fmt.Errorf("write %s %s: %w", what, key, err)
 		}
 		time.Sleep(pause) // the other's write may not be carried out yet
 	}
-	return fmt.Errorf("%s %s: %w", what, key, ErrConflict)
+	return 0, fmt.Errorf("%s %s: %w", what, key, ErrConflict)
 }
 
 // Register adds an nkey to a name. The one before it stays good beside it, so
