@@ -12,6 +12,7 @@
 # make churn   streams whose callers leave and whose provider fails, and thousands that wait
 # make netns   hosts in network namespaces of their own, killed and cut off; needs root, ip, iptables
 # make leaf-bench what a leaf adds, beside the same without one; needs the same
+# make unit    a Node that a real systemd starts; needs root, systemd and Docker
 # make fences  how soon a Node that was killed or stopped is fenced; two machines with one identity
 # make generations a broker killed 30 times, alone and as one of three, while Nodes dial
 # make herd    a thousand Nodes that dial one broker at once, and then idle
@@ -24,7 +25,7 @@ FUZZTIME ?= 10000x
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: conformance explore sim mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns leaf-bench generations
+.PHONY: conformance explore sim mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns leaf-bench unit generations
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -146,6 +147,10 @@ netns:
 CALLS ?= 2000
 leaf-bench:
 	IOP_NETNS=1 go test ./test/netns -count 1 -run '^$$' -bench Leaf -benchtime $(CALLS)x -timeout 8m
+
+# A Node that a real systemd starts, in a container; needs root, systemd and Docker.
+unit:
+	IOP_UNIT=1 go test ./test/unit -count 1 -timeout 8m
 
 # A thousand Node daemons that dial one broker at once, then idle: time, CPU, memory.
 herd:

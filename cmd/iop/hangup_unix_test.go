@@ -1,3 +1,5 @@
+//go:build unix
+
 package main
 
 import (
@@ -5,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,9 +31,6 @@ func TestMain(m *testing.M) {
 //
 // Contract: B1 B8 D7
 func TestUpAtHangup(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("there are no such signals")
-	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "iop.yaml")
 	write := func(text string) {

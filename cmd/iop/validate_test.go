@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -83,9 +82,6 @@ func TestValidateFiles(t *testing.T) {
 		}, "expires on ", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if runtime.GOOS == "windows" && (name == "mode" || c.warns) {
-				t.Skip("modes say nothing there")
-			}
 			dir := whole(t)
 			ca, err = identity.LoadCA(filepath.Join(dir, "authority"))
 			must(err)

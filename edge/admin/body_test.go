@@ -33,7 +33,7 @@ func TestWholeBodies(t *testing.T) {
 		var got []byte
 		s := &http.Server{Handler: WholeBodies(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			got, _ = io.ReadAll(r.Body)
-			time.Sleep(time.Minute)
+			<-time.After(time.Minute)
 			if r.Context().Err() != nil {
 				t.Error("the answer was cut")
 			}

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -60,37 +59,6 @@ func TestPlans(t *testing.T) {
 			if err != nil || string(want) != rendered(p) {
 				t.Errorf("%s: %v; rendered\n%s", golden, err, rendered(p))
 			}
-		}
-	}
-}
-
-// systemd itself finds no fault with the units, where it is at hand.
-//
-// Contract: D1
-func TestSystemdTakesTheUnits(t *testing.T) {
-	analyze, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("no systemd-analyze here")
-	}
-	for name, s := range specs() {
-		s.Binary = "/bin/true" // it must be there
-		p, err := Systemd(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(t.TempDir(), "iop-node.service")
-		if err := os.WriteFile(file, []byte(p.Text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		mode := "--system"
-		if s.User {
-			mode = "--user"
-		}
-		verify := exec.CommandContext(t.Context(), analyze, mode, "verify", file)
-		verify.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
-		out, err := verify.CombinedOutput()
-		if err != nil || strings.Contains(string(out), file) {
-			t.Errorf("%s: %v\n%s", name, err, out)
 		}
 	}
 }

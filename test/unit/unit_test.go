@@ -1,5 +1,5 @@
 // Package unit has a real systemd start a Node that joins, in a container that holds
-// nothing but this machine's /usr.
+// nothing but this machine's /usr. It needs root, systemd and Docker: `make unit`.
 package unit
 
 import (
@@ -17,10 +17,17 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/iop-fabric/iop/internal/adminapi"
+	"github.com/iop-fabric/iop/internal/install"
 	"github.com/iop-fabric/iop/internal/up"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv("IOP_UNIT") == "" {
+		fmt.Println("needs root, systemd and Docker: make unit")
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	guard   = 2 * time.Minute
@@ -50,15 +57,9 @@ func must(t *testing.T, name string, args ...string) string {
 	return out
 }
 
-// newBox boots systemd, or skips where there is none to boot.
+// newBox boots systemd.
 func newBox(t *testing.T, binary string) *box {
 	t.Helper()
-	if _, err := os.Stat(systemd); err != nil {
-		t.Skip("no systemd on this machine")
-	}
-	if out, err := run(t.Context(), "docker", "info"); err != nil {
-		t.Skipf("no docker: %.200s", out)
-	}
 	b := &box{t: t, name: fmt.Sprintf("iop-unit-%d", os.Getpid())}
 	root := t.TempDir()
 	for _, dir := range []string{"etc/systemd/system", "var/lib", "var/log", "run", "tmp", "proc", "sys", "dev", "root", "usr", "opt"} {
@@ -86,7 +87,7 @@ func newBox(t *testing.T, binary string) *box {
 	load := exec.CommandContext(t.Context(), "docker", "import", "-", b.name)
 	load.Stdin = bytes.NewReader(files)
 	if out, err := load.CombinedOutput(); err != nil {
-		t.Skipf("docker takes no image: %v: %s", err, out)
+		t.Fatalf("docker takes no image: %v: %s", err, out)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), guard)
@@ -102,10 +103,10 @@ func newBox(t *testing.T, binary string) *box {
 		"--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined", "--cgroupns", "host",
 		"--tmpfs", "/run", "--tmpfs", "/tmp", "-v", "/sys/fs/cgroup:/sys/fs/cgroup", "-v", "/usr:/usr:ro", "-v", filepath.Dir(binary)+":/opt:ro",
 		"-e", "container=docker", b.name, systemd); err != nil {
-		t.Skipf("docker boots nothing: %v", err)
+		t.Fatalf("docker boots nothing: %v", err)
 	}
 	if out, err := run(t.Context(), "docker", "exec", b.name, "test", "-x", "/opt/"+filepath.Base(binary)); err != nil {
-		t.Skipf("docker does not see this machine's files: %s", out)
+		t.Fatalf("docker does not see this machine's files: %s", out)
 	}
 	b.await("systemd", func() bool {
 		out, _ := run(t.Context(), "docker", "exec", b.name, "systemctl", "is-system-running", "--wait")
@@ -125,6 +126,36 @@ func (b *box) await(what string, ok func() bool) {
 	for deadline := time.Now().Add(guard); !ok(); {
 		if time.Now().After(deadline) {
 			b.t.Fatalf("%s: not within %v", what, guard)
+		}
+	}
+}
+
+// systemd itself finds no fault with the units.
+//
+// Contract: D1
+func TestSystemdTakesTheUnits(t *testing.T) {
+	machine := install.Spec{Name: "iop-node", Node: "gpu1", Binary: "/bin/true", Config: "/var/lib/iop-node/node.yaml", Stop: 20 * time.Second, Dynamic: true}
+	owned := machine
+	owned.Dynamic, owned.Owner, owned.Config = false, "alice", "/home/alice/my nodes/50%/node.yaml"
+	user := owned
+	user.User, user.Home, user.Owner = true, "/home/alice", "501"
+	for name, s := range map[string]install.Spec{"machine": machine, "owned": owned, "user": user} {
+		p, err := install.Systemd(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "iop-node.service")
+		if err := os.WriteFile(file, []byte(p.Text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		mode := "--system"
+		if s.User {
+			mode = "--user"
+		}
+		verify := exec.CommandContext(t.Context(), "systemd-analyze", mode, "verify", file)
+		verify.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
+		if out, err := verify.CombinedOutput(); err != nil || strings.Contains(string(out), file) {
+			t.Errorf("%s: %v\n%s", name, err, out)
 		}
 	}
 }
