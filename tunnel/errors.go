@@ -39,6 +39,10 @@ func errOverCredit(seq, offset, credit uint64) *wire.Error {
 	return wire.Errorf(wire.Protocol, "frame %d goes up to %d and the credit only to %d", seq, offset, credit)
 }
 
+func errBeyondCredit(seq, next, credit uint64) *wire.Error {
+	return wire.Errorf(wire.Protocol, "frame %d came where %d is next, and no credit up to %d holds those between", seq, next, credit)
+}
+
 func errAfterTerminal(seq, last uint64) *wire.Error {
 	return wire.Errorf(wire.Protocol, "frame %d follows the terminal %d", seq, last)
 }
