@@ -30,9 +30,12 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
 
-# Most of it waits, for packages of brokers and processes: so four run at once.
+# Most of it waits, for packages of brokers and processes: so four run at once. What
+# failed is said again at the end, below the logs of those that did.
 test:
-	go test -race -p 4 -timeout 15m ./...
+	@mkdir -p bin
+	set -o pipefail; go test -race -p 4 -timeout 15m ./... 2>&1 | tee bin/test.log || { \
+		echo "== failed:"; grep -E '^ *--- FAIL|^FAIL|DATA RACE|^panic: |^ +[a-z0-9_]+_test\.go:[0-9]+: ' bin/test.log | cut -c 1-300 | head -n 60; exit 1; }
 
 # Not under the race detector: the cores have no goroutine, and make test runs the
 # small worlds with it. WORLDS=huge takes minutes and gigabytes.
