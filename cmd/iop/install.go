@@ -156,13 +156,12 @@ func (u unit) install(ctx context.Context, out io.Writer, file string) error {
 	case cfg.Node == nil:
 		return fmt.Errorf("%s: has no section node: is it the file of another process?", file)
 	}
-	if !u.dryRun {
-		if err := u.possible(); err != nil {
-			return err
-		}
-		if _, err := configs.Check(file, time.Now()); err != nil { // or it would only be started again and again
-			return err
-		}
+	refused := u.possible()
+	if refused == nil {
+		_, refused = configs.Check(file, time.Now()) // or it would only be started again and again
+	}
+	if refused != nil && !u.dryRun {
+		return refused
 	}
 	binary, err := ownBinary()
 	if err != nil {
@@ -185,6 +184,9 @@ func (u unit) install(ctx context.Context, out io.Writer, file string) error {
 			fmt.Fprintf(out, "write %s:\n\n%s\n", p.File, p.Text)
 		}
 		commands(out, p.Start)
+		if refused != nil && u.manager == "" {
+			fmt.Fprintf(out, "\nWithout --dry-run it would be refused: %v\n", refused)
+		}
 		return nil
 	}
 	if err := (install.Host{Run: install.Command}).Install(ctx, p); err != nil {

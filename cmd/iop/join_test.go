@@ -338,6 +338,9 @@ func TestNodeInstallSaysWhatItWould(t *testing.T) {
 			t.Errorf("%s:\n%s", manager, out)
 		}
 	}
+	if out := mustIOP(t, "node", "install", "--dry-run", "--config", file); !strings.Contains(out, "Without --dry-run it would be refused: ") {
+		t.Errorf("a test's binary is in a temporary folder:\n%s", out)
+	}
 	empty := t.TempDir()
 	for name, c := range map[string]struct {
 		args []string
@@ -346,6 +349,7 @@ func TestNodeInstallSaysWhatItWould(t *testing.T) {
 	}{
 		"a binary that will go": {[]string{"node", "install", "--config", file}, exitFailed, "is in a temporary folder"},
 		"before it joins":       {[]string{"join", "127.0.0.1:8443", "iop1.x", "--install", "--dir", empty}, exitFailed, "is in a temporary folder"},
+		"two folders":           {[]string{"node", "install", "--dir", dir, "--config", file}, exitUsage, "[config dir]"},
 		"nothing has joined":    {[]string{"node", "install", "--dir", empty}, exitFailed, "holds no machine that has joined"},
 		"no node":               {[]string{"node", "install", "--dry-run", "--config", config(dir, "edge")}, exitFailed, "has no section node"},
 		"no such manager":       {[]string{"node", "install", "--dry-run", "--config", file, "--manager", "upstart"}, exitUsage, "want systemd, launchd or windows"},

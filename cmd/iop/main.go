@@ -27,6 +27,8 @@ const (
 	exitUsage  = 2
 )
 
+// usageError is what a command says of how it was called; what is found before it runs
+// needs no such mark.
 type usageError struct{ error }
 
 func main() {
@@ -53,17 +55,29 @@ func runTo(ctx context.Context, stdout, stderr io.Writer, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	began := false
+	beforeRun(root, func() { began = true })
 	err := root.ExecuteContext(ctx)
 	var usage usageError
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &usage):
+	case !began || errors.As(err, &usage):
 		fmt.Fprintf(stderr, "iop: %v\nRun 'iop --help' for usage.\n", err)
 		return exitUsage
 	default:
 		fmt.Fprintf(stderr, "iop: %v\n", err)
 		return exitFailed
+	}
+}
+
+// beforeRun has do called when a command runs: its line was understood.
+func beforeRun(cmd *cobra.Command, do func()) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error { do(); return run(cmd, args) }
+	}
+	for _, c := range cmd.Commands() {
+		beforeRun(c, do)
 	}
 }
 
@@ -91,22 +105,21 @@ Environment variables IOP_<SECTION>_<KEY> override the configuration file.`,
 		SilenceUsage: true, SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q", args[0])}
+				return fmt.Errorf("unknown command %q", args[0])
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newUp(), newBroker(), newEdge(), newNode(), newLeaf(), newService(),
 		newStatus(), newNodes(), newProviders(), newModels(), newInvite(), newJoin(), newRevoke(), newRotate(), newBackup(), newRestore(), newInit(), newValidate(), newVersion(), newHealthcheck())
 	return root
 }
 
-// noArgs refuses arguments with the usage exit code.
+// noArgs refuses arguments.
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+		return fmt.Errorf("unexpected argument %q", args[0])
 	}
 	return nil
 }
