@@ -333,3 +333,22 @@ func (s *splitmixState) float() float64 {
 	z = (z ^ (z >> 27)) * 0x94d049bb133111eb
 	return float64((z^(z>>31))>>11) / (1 << 53)
 }
+
+// A stream that a link's round trip alone holds up has its window doubled once in
+// each, from the first, and all of it granted: 32 MiB take the five that it grows in
+// and seven and a half windows of 4 MiB.
+//
+// Contract: J7
+func TestBulkTakesFewRoundTrips(t *testing.T) {
+	const roundTrip, most = 50 * time.Millisecond, 12
+	frames := make([]Frame, 512)
+	for i := range frames {
+		frames[i] = Frame{Body: wire.MaxBody, Terminal: i == len(frames)-1}
+	}
+	m := newModel(faults{delay: roundTrip / 2, read: 5 * time.Microsecond}, frames)
+	m.run(time.Minute)
+	m.check(t)
+	if took := m.doneAt.Sub(t0); took >= (most+1)*roundTrip {
+		t.Errorf("it took %v, that is %.1f round trips", took, float64(took)/float64(roundTrip))
+	}
+}

@@ -46,6 +46,8 @@ const (
 	// maxRoundTrip bounds the receiver's estimate. What takes longer to come than
 	// this is held up by its source, not by the window, and needs no larger one.
 	maxRoundTrip = 250 * time.Millisecond
+	// minRoundTrip is what it takes a round trip for before it saw one.
+	minRoundTrip = time.Millisecond
 )
 
 type state uint8

@@ -358,29 +358,34 @@ func (r *Receiver) consume(now time.Time, body int, out []RecvEffect) []RecvEffe
 		return out
 	}
 	r.grow(now)
-	switch {
-	case r.consumed+r.window-r.announced >= r.window/4:
+	switch grant := r.consumed + r.window - r.announced; {
+	case grant >= r.window/4:
 		return append(out, RecvEffect{Kind: AckNow})
-	case r.announced < r.received+MaxCost: // the sender may be waiting for every byte
+	case grant >= MaxCost, r.announced < r.received+MaxCost: // the sender may be waiting for every byte
 		return append(out, RecvEffect{Kind: AckSoon})
 	}
 	return out
 }
 
 // grow doubles the window when the stream emptied one within two round trips,
-// for then it is the window that holds it up (J7).
+// for then it is the window that holds it up (J7). It is empty once a full frame
+// does not fit any more.
 //
 // A round trip is the shortest time seen from a grant to the first frame that
 // needed it. Where the sender does not wait for grants that time is too long,
 // so it is bounded; and as it only falls while the window grows, growth ends
-// once the window is no longer what limits the stream.
+// once the window is no longer what limits the stream. Before any was seen it is
+// taken for so short a one that what comes in bursts alone grows at once.
 func (r *Receiver) grow(now time.Time) {
-	if r.consumed-r.epochOff < r.window {
+	if r.consumed-r.epochOff+MaxCost <= r.window {
 		return
 	}
-	took := now.Sub(r.epochAt)
+	took, roundTrip := now.Sub(r.epochAt), min(r.roundTrip, maxRoundTrip)
+	if roundTrip == 0 {
+		roundTrip = minRoundTrip
+	}
 	r.epochAt, r.epochOff = now, r.consumed
-	if r.roundTrip > 0 && took <= 2*min(r.roundTrip, maxRoundTrip) {
+	if took <= 2*roundTrip {
 		r.window = min(2*r.window, r.maxWindow)
 	}
 }
