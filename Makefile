@@ -157,7 +157,7 @@ chaos:
 	@mkdir -p bin/chaos
 	set -o pipefail; IOP_NETNS=1 go test ./test/netns -count 1 -run '^TestChaos$$' -v -timeout 0 -artifacts -outputdir $(CURDIR)/bin/chaos \
 		-chaos $(CHAOS_TIME) -chaos-streams $(STREAMS_EACH) -chaos-only "$(FAULT)" $(if $(SEED),-chaos-seed $(SEED)) | \
-		grep -E '_test\.go:|^ *--- |^(ok|FAIL|panic)|WARN|ERROR'
+		grep --line-buffered -E '_test\.go:|^ *--- |^(ok|FAIL|panic)|WARN|ERROR'
 
 CALLS ?= 2000
 leaf-bench:
