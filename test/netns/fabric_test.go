@@ -120,6 +120,10 @@ func (f *fabric) provide(node string, capacity int, provider http.Handler) {
 	s := httptest.NewUnstartedServer(provider)
 	s.Listener.Close()
 	s.Listener = l
+	s.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		_ = c.(*net.TCPConn).SetReadBuffer(32 << 10) // what is not read stays away, not in the kernel
+		return ctx
+	}
 	s.Start()
 	f.t.Cleanup(s.Close)
 	f.edit("edge", fmt.Sprintf(demo, node),

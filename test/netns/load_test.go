@@ -38,9 +38,11 @@ func (k kind) streams() bool { return k == paced || k == burst || k == held }
 
 const (
 	callHeader = "X-Call"
-	uploadSize = 3 << 20
+	uploadSize = 8 << 20  // more than the kernel keeps between Node and provider
 	uploadRead = 64 << 10 // at each tick
-	doneEvent  = "data: [DONE]\n\n"
+	// uploadHurry is the tick of one that hurries: a second for all of it.
+	uploadHurry = 10 * time.Millisecond
+	doneEvent   = "data: [DONE]\n\n"
 )
 
 // mark is something that happens once.
@@ -60,6 +62,7 @@ type call struct {
 	id, node string
 	kind     kind
 	pace     time.Duration
+	hurries  bool // an upload's provider, as the fault begins
 	body     string
 	bytes    *rand.ChaCha8 // of its chunks
 	size     *rand.Rand    // of its chunks
@@ -137,16 +140,17 @@ func (c *call) serve(node string, w http.ResponseWriter, r *http.Request) {
 	sum := crc32.NewIEEE()
 	tick := time.NewTicker(c.pace)
 	defer tick.Stop()
-	next := func() bool { // false: the round is over
+	next := func(hurry <-chan struct{}) bool { // false: the round is over, or hurry
 		select {
 		case <-tick.C:
 			return true
 		case <-r.Context().Done():
 		case <-c.over:
+		case <-hurry:
 		}
 		return false
 	}
-	read, err := c.read(io.TeeReader(r.Body, sum), next)
+	read, err := c.read(io.TeeReader(r.Body, sum), tick, next)
 	if err != nil {
 		return // the Node is gone
 	}
@@ -177,7 +181,7 @@ func (c *call) serve(node string, w http.ResponseWriter, r *http.Request) {
 			default:
 			}
 			give(c.chunk(k, size), false)
-			if !next() {
+			if !next(nil) {
 				break
 			}
 		}
@@ -194,9 +198,15 @@ func (c *call) serve(node string, w http.ResponseWriter, r *http.Request) {
 	c.served.reach()
 }
 
-// read reads the request's body: an upload's as slowly as the round goes on.
-func (c *call) read(body io.Reader, next func() bool) (n int64, err error) {
-	for c.kind == upload && err == nil {
+// read reads the request's body. An upload comes as slowly as the round goes on, and the
+// rest of it at the end; of every second one the rest comes as fast as the fault begins, so
+// that some of it is on its way just then.
+func (c *call) read(body io.Reader, tick *time.Ticker, next func(hurry <-chan struct{}) bool) (n int64, err error) {
+	var hurry <-chan struct{}
+	if c.hurries {
+		hurry = c.fault
+	}
+	for slow := c.kind == upload; slow && err == nil; {
 		var k int64
 		k, err = io.CopyN(io.Discard, body, uploadRead)
 		n += k
@@ -204,17 +214,21 @@ func (c *call) read(body io.Reader, next func() bool) (n int64, err error) {
 		if c.healed.Load() != 0 {
 			c.again.reach()
 		}
-		if !next() {
-			break
+		if slow = err == nil && next(hurry); !slow && hurry != nil {
+			tick.Reset(uploadHurry)
+			hurry, slow = nil, true
 		}
-	}
-	if errors.Is(err, io.EOF) {
-		return n, nil
 	}
 	if err == nil {
 		var rest int64
 		rest, err = io.Copy(io.Discard, body)
 		n += rest
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	c.again.reach()
+	for c.kind == upload && err == nil && next(nil) {
 	}
 	return n, err
 }
