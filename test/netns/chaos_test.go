@@ -119,6 +119,7 @@ type fault struct {
 	loses  []string                               // Nodes whose frames are lost for sure
 	ends   []string                               // Nodes whose sessions end, and no others
 	claims time.Duration                          // the p99 of the pauses, published
+	alone  bool                                   // it is not combined with another
 }
 
 var (
@@ -141,7 +142,7 @@ var outlived = []fault{
 		t.edge.reset()
 		return t.edge.heal
 	}},
-	{name: "Edge's broker killed", lasts: time.Second, claims: time.Second, do: func(t *tour, at string) func() {
+	{name: "Edge's broker killed", lasts: time.Second, claims: time.Second, alone: true, do: func(t *tour, at string) func() {
 		t.brokers[at].kill()
 		return func() { t.restart(at) }
 	}},
@@ -201,8 +202,9 @@ func (t *tour) between(a, b string, rule func(from, to *host)) (heal func()) {
 
 // combined is two of those that are outlived, at once.
 func (t *tour) combined() fault {
-	i := t.rnd.Perm(len(outlived))[:2]
-	a, b := outlived[i[0]], outlived[i[1]]
+	pair := slices.DeleteFunc(slices.Clone(outlived), func(f fault) bool { return f.alone })
+	t.rnd.Shuffle(len(pair), func(i, j int) { pair[i], pair[j] = pair[j], pair[i] })
+	a, b := pair[0], pair[1]
 	return fault{name: a.name + " and " + b.name, lasts: max(a.lasts, b.lasts), do: func(t *tour, at string) func() {
 		healA := a.do(t, at)
 		healB := b.do(t, at)
