@@ -57,8 +57,8 @@ func (s *service) listenServers() error {
 	if s.b.alone {
 		return nil
 	}
-	s.connz = s.sys.NewInbox()
-	for subject, handle := range map[string]nats.MsgHandler{shutdownSubject: s.shutdown, s.connz: s.connections} {
+	s.connz, s.routez = s.sys.NewInbox(), s.sys.NewInbox()
+	for subject, handle := range map[string]nats.MsgHandler{shutdownSubject: s.shutdown, s.connz: s.connections, s.routez: s.reaches} {
 		if _, err := s.sys.Subscribe(subject, handle); err != nil {
 			return fmt.Errorf("broker: subscribe servers: %w", err)
 		}
@@ -142,9 +142,20 @@ func (s *service) routes() (home string, reached []string, ok bool) {
 	if err != nil {
 		return "", nil, false
 	}
+	return parseRoutes(m)
+}
+
+// reaches hears which others a server reaches that is not the home.
+func (s *service) reaches(m *nats.Msg) {
+	if server, reached, ok := parseRoutes(m); ok {
+		s.send(event{kind: evReaches, conn: connID{Server: server}, servers: reached})
+	}
+}
+
+func parseRoutes(m *nats.Msg) (id string, reached []string, ok bool) {
 	var resp server.ServerAPIRoutezResponse
 	if json.Unmarshal(m.Data, &resp) != nil || resp.Server == nil || resp.Data == nil {
-		return "", nil, false
+		return "", nil, false // nobody answers for a server that is gone
 	}
 	for _, r := range resp.Data.Routes {
 		reached = append(reached, r.RemoteID)

@@ -90,6 +90,8 @@ const (
 	evict
 	// askServer: who is connected to the server of conn?
 	askServer
+	// askRoutes: whom does the server of conn reach?
+	askRoutes
 	// serverLost: the server of conn is gone; what was there is told one by one.
 	serverLost
 )

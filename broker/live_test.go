@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -264,5 +265,66 @@ func TestLiveSettles(t *testing.T) {
 	core.Routes("A", []string{"B", "C"})
 	if core.Settled() {
 		t.Error("settled with what C said before it was gone")
+	}
+}
+
+// A server that the home no longer reaches is given up once nobody reaches it, and not
+// for a route that broke: as long as another one reaches it, its sessions live.
+// Contract: J5 Y2 B7
+func TestLostIsWhatNobodyReaches(t *testing.T) {
+	s := subjects.Session{Edge: "home", Node: "n1", Gen: 7}
+	begin := func() *live {
+		core := newLive(time.Second)
+		core.Home("A")
+		core.Routes("A", []string{"B", "C"})
+		core.Connected(time.Unix(1, 0), s, connID{Server: "C", Client: 1}, "i")
+		return core
+	}
+	lost := func(out []effect) bool {
+		return slices.ContainsFunc(out, func(ef effect) bool { return ef.kind == tellClosed && ef.session == s && ef.reason == reasonServerLost })
+	}
+	asked := func(out []effect) bool {
+		return slices.ContainsFunc(out, func(ef effect) bool { return ef.kind == askRoutes && ef.conn.Server == "B" })
+	}
+
+	core := begin() // the route broke
+	for range 3 * (lostAfter + patience) {
+		if out := core.Routes("A", []string{"B"}); lost(out) || !asked(out) || lost(core.Reaches("B", []string{"A", "C"})) {
+			t.Fatal("given up, or nobody was asked, while B reaches it")
+		}
+	}
+	if out := core.Routes("A", []string{"B", "C"}); asked(out) {
+		t.Error("B is asked about nobody")
+	}
+	core.Routes("A", []string{"B"})
+	if lost(core.Routes("A", []string{"B"})) {
+		t.Error("given up by what was said before it was there again")
+	}
+	if !lost(core.Reaches("B", []string{"A"})) {
+		t.Error("not given up when B no longer reached it")
+	}
+
+	core = begin() // it was killed
+	if lost(core.Routes("A", []string{"B"})) || lost(core.Reaches("B", []string{"A"})) {
+		t.Error("given up at the first read")
+	}
+	if !lost(core.Routes("A", []string{"B"})) {
+		t.Error("not given up at the second, though nobody reaches it")
+	}
+
+	for name, there := range map[string][]string{"B does not answer": {"B"}, "the home reaches nobody": nil} {
+		core = begin()
+		for i := range lostAfter + patience {
+			if gone := lost(core.Routes("A", there)); gone != (i+1 == lostAfter+patience) {
+				t.Fatalf("%s: given up %v at read %d", name, gone, i+1)
+			}
+		}
+	}
+
+	core = begin() // two brokers: the other one has no witness
+	core.ServerGone("B", reasonServerStopped)
+	core.Routes("A", nil)
+	if !lost(core.Routes("A", nil)) {
+		t.Error("the only other one is not given up")
 	}
 }

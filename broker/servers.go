@@ -13,9 +13,15 @@ import (
 // decided by the server that holds the connection: the service beside it speaks,
 // and where there is none, the one at the lowest of the other servers.
 //
-//	reached ──not in the home's routes, twice──> lost: its sessions have ended
-//	    │                                         ^
-//	    └──says that it stops─────────────────────┘
+//	reached ──not in the home's routes, twice──> missed ──nobody reaches it──> lost: its
+//	    │  ^                                       │                           sessions
+//	    │  └────────────────it is there again──────┘                           have ended
+//	    └──says that it stops───────────────────────────────────────────────────────^
+//
+// A route that breaks is no broker that is gone: the servers that the home does reach
+// are asked, and as long as one of them reaches it, its sessions live, or end by
+// heartbeats as they do behind any other gap (J5, F9). A home that reaches nobody while
+// several are missed is itself the one cut off, and waits.
 //
 // Of a server that is lost every service tells: whichever is alive is enough,
 // and an Edge hears the second word of the same end with indifference.
@@ -24,6 +30,8 @@ const (
 	// lostAfter reads in a row without a server: one may fall between two
 	// connections of a route that is made anew.
 	lostAfter = 2
+	// patience is for how many reads more a server is not given up for want of an answer.
+	patience = 20
 	// askAgain reads in a row without an answer to who is connected there: it, or
 	// the question, was lost with a route.
 	askAgain = 8
@@ -47,6 +55,8 @@ type topology struct {
 	others   map[string]int                 // servers but the home: reads in a row that did not show them
 	listed   map[string]bool                // servers that have said who is connected to them
 	silent   map[string]int                 // reads that showed one that has not
+	reached  map[string]bool                // by the home, at the last read
+	sights   map[string]map[string]bool     // by server that is missed: who else was asked, and reaches it
 	read     bool                           // the home has said which others it reaches
 	gone     map[connID]time.Time           // connections whose end was heard, lately
 	who      map[connID]peer                // the processes behind the connections of Edges and leaves
@@ -58,7 +68,7 @@ type peer struct {
 }
 
 func newTopology() topology {
-	return topology{services: map[string]map[uint64]struct{}{}, others: map[string]int{}, listed: map[string]bool{}, silent: map[string]int{}, gone: map[connID]time.Time{}, who: map[connID]peer{}}
+	return topology{services: map[string]map[uint64]struct{}{}, others: map[string]int{}, listed: map[string]bool{}, silent: map[string]int{}, sights: map[string]map[string]bool{}, gone: map[connID]time.Time{}, who: map[connID]peer{}}
 }
 
 // Home says which server this service is connected to now.
@@ -68,6 +78,7 @@ func (l *live) Home(server string) {
 	}
 	l.home = server
 	delete(l.others, server)
+	delete(l.sights, server)
 }
 
 // note keeps an eye on a server.
@@ -240,12 +251,59 @@ func (l *live) Routes(home string, reached []string) (out []effect) {
 			out = append(out, effect{kind: askServer, conn: connID{Server: server}})
 		}
 		l.others[server] = 0
+		delete(l.sights, server)
 	}
+	l.reached = there
+	missed := false
 	for _, server := range slices.Sorted(maps.Keys(l.others)) {
 		if there[server] {
 			continue
 		}
-		if l.others[server]++; l.others[server] >= lostAfter {
+		l.others[server]++
+		missed = true
+	}
+	if !missed {
+		return out
+	}
+	out = append(out, l.giveUp()...)
+	for _, server := range slices.Sorted(maps.Keys(there)) {
+		out = append(out, effect{kind: askRoutes, conn: connID{Server: server}})
+	}
+	return out
+}
+
+// Reaches is what a server other than the home says of those that it reaches.
+func (l *live) Reaches(server string, reached []string) []effect {
+	for other, misses := range l.others {
+		if misses == 0 || other == server {
+			continue
+		}
+		if l.sights[other] == nil {
+			l.sights[other] = map[string]bool{}
+		}
+		l.sights[other][server] = slices.Contains(reached, other)
+	}
+	return l.giveUp()
+}
+
+// giveUp ends what was at servers that nobody reaches any more.
+func (l *live) giveUp() (out []effect) {
+	missed := 0
+	for _, misses := range l.others {
+		if misses > 0 {
+			missed++
+		}
+	}
+	for _, server := range slices.Sorted(maps.Keys(l.others)) {
+		misses, seen, asked := l.others[server], false, 0
+		for by, reaches := range l.sights[server] {
+			if l.reached[by] {
+				asked++
+				seen = seen || reaches
+			}
+		}
+		known := asked == len(l.reached) && (asked > 0 || missed == 1) // a lone other one has no witness
+		if misses >= lostAfter && !seen && (known || misses >= lostAfter+patience) {
 			out = append(out, l.ServerGone(server, reasonServerLost)...)
 		}
 	}
@@ -260,6 +318,7 @@ func (l *live) ServerGone(server, reason string) (out []effect) {
 	delete(l.others, server)
 	delete(l.listed, server)
 	delete(l.silent, server)
+	delete(l.sights, server)
 	delete(l.services, server)
 	for _, id := range sortedIDs(l.nodes) {
 		n := l.nodes[id]

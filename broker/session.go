@@ -71,6 +71,7 @@ type service struct {
 
 	inbox    chan event
 	connz    string        // where servers say who is connected to them
+	routez   string        // and which others they reach
 	opened   chan struct{} // closed once the stores are there
 	fresh    bool          // there was none before
 	patience time.Time     // until when a callout waits for them
@@ -123,6 +124,7 @@ const (
 	evServiceConnected
 	evServiceDisconnected
 	evRoutes     // the servers that the home reaches
+	evReaches    // those that another server reaches
 	evListed     // a server has said all who are connected to it
 	evSettled    // is it known who speaks of which server?
 	evServerGone // a server says that it stops
@@ -509,6 +511,8 @@ func (s *service) step(core *live, ev event) []effect {
 		core.ServiceDisconnected(ev.conn)
 	case evRoutes:
 		return core.Routes(ev.conn.Server, ev.servers)
+	case evReaches:
+		return core.Reaches(ev.conn.Server, ev.servers)
 	case evListed:
 		core.Listed(ev.conn.Server)
 	case evSettled:
@@ -536,6 +540,10 @@ func (s *service) apply(ef effect) {
 		select {
 		case s.resync <- struct{}{}:
 		default:
+		}
+	case askRoutes:
+		if err := s.sys.PublishRequest(serverSubject+ef.conn.Server+".ROUTEZ", s.routez, nil); err != nil && s.ctx.Err() == nil {
+			s.b.log.Warn(eventFault, slog.String("operation", "routes"), slog.String("error", err.Error()))
 		}
 	case serverLost:
 		s.b.log.Warn(eventLost, slog.String("server", ef.conn.Server), slog.String("reason", ef.reason))

@@ -201,13 +201,17 @@ func TestOutlivedFaults(t *testing.T) {
 	}
 }
 
-// What callers and providers alone recorded knows no slots and no nodes.
+// What callers and providers alone recorded knows no slots, and no nodes but those it names.
 func TestPartialHistories(t *testing.T) {
 	for name, c := range map[string]struct{ rule, text string }{
 		"whole":   {"", `invoke req=q; sent run=q seq=1 n=3 sum=7; served run=q seq=1 n=3; frame req=q run=q seq=1 n=3 sum=7; terminal req=q outcome=ok; end`},
 		"other":   {"INV2", `invoke req=q; sent run=q seq=1 n=3 sum=7; served run=q seq=1 n=3; frame req=q run=q seq=1 n=3 sum=9; terminal req=q outcome=ok; end`},
 		"missing": {"INV2", `invoke req=q; sent run=q seq=1 n=3 sum=7; served run=q seq=1 n=3; terminal req=q outcome=ok; end`},
 		"open":    {"LIVE2", `invoke req=q; end`},
+		"a node": {"", `up node=a; connected node=a gen=1; start fault=f; resent n=5; fenced node=a gen=1; stop fault=f; connected node=a gen=2;
+			invoke req=z node=a probe=true; dispatch req=z run=z1 node=a; served run=z1; terminal req=z outcome=ok; end`},
+		"a node that is gone": {"LIVE1", `up node=a; connected node=a gen=1; start fault=f; fenced node=a gen=1; stop fault=f; end`},
+		"a node without work": {"LIVE3", `up node=a; connected node=a gen=1; start fault=f; stop fault=f; end`},
 	} {
 		b := judge(parse(t, c.text), Options{Partial: true}).Breaches()
 		if (c.rule == "") != (len(b) == 0) || (c.rule != "" && b[0].Rule != c.rule) {
@@ -231,6 +235,9 @@ func TestVoid(t *testing.T) {
 		if poor(&c); len(c.Void(floors)) != 1 {
 			t.Errorf("%d: %v", i, c.Void(floors))
 		}
+	}
+	if c := judge(parse(t, `resent run=r; resent n=5`), Options{Partial: true}).Counts(); c.Resent != 6 {
+		t.Errorf("%+v", c)
 	}
 	if c := judge(parse(t, good["dispatched again"]), Options{}).Counts(); c.Redispatched != 1 || c.Runs != 3 || c.Taken != 3 || c.OKCalm != 2 {
 		t.Errorf("%+v", c)

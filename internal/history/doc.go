@@ -37,5 +37,9 @@
 //	LIVE3 In the end a probe was served by every node that is up.
 //	VOID  The history shows something: what Floors asks for.
 //
+// A real run does not tell all of it: its slots are Edge's own, its sessions are known
+// from Edge's log (connected, fenced), and of frames that went out again only how many
+// (resent with N, of no run). Its dispatch is the moment the provider is called.
+//
 // It leaves to others: how the events are recorded, and what the faults were.
 package history

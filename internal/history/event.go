@@ -32,7 +32,7 @@ const (
 	Connected Kind = "connected" // Node, Gen
 	Fenced    Kind = "fenced"    // Node, Gen; How: the cause
 	Stale     Kind = "stale"     // Node, Gen: a message of an older generation; Changed, if it changed something
-	Resent    Kind = "resent"    // Run: a frame went out again
+	Resent    Kind = "resent"    // Run: a frame went out again; N: so many, where a process only counts them
 	Up        Kind = "up"        // Node, or Edge where it is empty: the process runs
 	Down      Kind = "down"      // it does not; an Edge's slots and sessions are gone with it
 	Paused    Kind = "paused"    // Node, or Edge: the process does not run

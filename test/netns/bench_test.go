@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strconv"
 	"testing"
@@ -21,11 +20,8 @@ import (
 // is this process, reached over a host's loopback, and stamps what it sends.
 func BenchmarkLeaf(b *testing.B) {
 	f := newFabric(b, plan{brokers: 1, leaves: []string{"attic"}, nodes: []string{"near", "far@attic"}})
-	address := map[string]string{}
 	for _, n := range []string{"near", "far"} {
-		address[n] = f.provide("node-" + n)
-		f.edit("edge", fmt.Sprintf("    - name: %s\n      adapters: [{name: demo, type: demo, capacity: 64}]\n      providers: [{id: m, adapter: demo, target: demo}]\n", n),
-			fmt.Sprintf("    - name: %s\n      adapters: [{name: p, type: openai_compat, base_url: %q, capacity: 64}]\n      providers: [{id: m, adapter: p, target: m}]\n", n, address[n]))
+		f.provide(n, 64, stamping)
 	}
 	f.start("broker-1")
 	edge := f.start("edge")
@@ -105,30 +101,21 @@ const (
 	chunks      = 50 // of a stream, 2 ms apart
 )
 
-// provide serves a provider at the host, on its loopback.
-func (f *fabric) provide(name string) string {
-	l, err := f.host(name).listen("127.0.0.1:8000")
-	must(f.t, err)
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body) // a cut shows in what is in it
-		if !bytes.Contains(body, []byte(`"stream":true`)) {
-			w.Header().Set("Content-Type", "application/json")
-			io.WriteString(w, smallAnswer)
-			return
-		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		tick := time.NewTicker(2 * time.Millisecond)
-		defer tick.Stop()
-		for range chunks {
-			<-tick.C
-			fmt.Fprintf(w, "data: %d\n\n", time.Now().UnixNano())
-			w.(http.Flusher).Flush()
-		}
-		io.WriteString(w, "data: [DONE]\n\n")
-	}))
-	s.Listener.Close()
-	s.Listener = l
-	s.Start()
-	f.t.Cleanup(s.Close)
-	return "http://127.0.0.1:8000/v1"
-}
+// stamping is a provider that says when it sent what.
+var stamping = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body) // a cut shows in what is in it
+	if !bytes.Contains(body, []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, smallAnswer)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for range chunks {
+		<-tick.C
+		fmt.Fprintf(w, "data: %d\n\n", time.Now().UnixNano())
+		w.(http.Flusher).Flush()
+	}
+	io.WriteString(w, "data: [DONE]\n\n")
+})

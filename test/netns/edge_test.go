@@ -24,63 +24,6 @@ func three(t testing.TB, p plan) (f *fabric, brokers map[string]*process) {
 	return f, brokers
 }
 
-// The Edge's link is gone for a second, silently and by force, and then the
-// broker it is at is killed: streams of Nodes elsewhere lose no byte.
-//
-// Contract: J5 Y2 J2 J4
-func TestEdgeLosesItsBroker(t *testing.T) {
-	f, brokers := three(t, plan{nodes: []string{"n1", "n2"}})
-	f.knowing("edge", "broker-1", "broker-2")
-	edge := f.start("edge")
-	nodes := map[string]*process{}
-	for _, n := range []string{"n1", "n2"} {
-		f.knowing("node-"+n, "broker-3") // their sessions do not hang on the Edge's broker
-		nodes[n] = f.start("node-" + n)
-	}
-	for n := range nodes {
-		edge.connected(n, 0)
-	}
-	for _, fault := range []struct {
-		what string
-		do   func()
-		loss bool // what was on its way is lost for sure
-	}{
-		{"its link silent for 1s", func() { edge.blackHole(); f.elapse(time.Second); edge.heal() }, false},
-		{"its cable out for 1s", func() { edge.unplug(); f.elapse(time.Second); edge.heal() }, false},
-		{"its link broken for 1s", func() { edge.reset(); f.elapse(time.Second); edge.heal() }, true},
-		{"its broker killed", func() { brokers[edge.broker()].kill() }, true},
-	} {
-		var paced, heavy []*stream
-		for range 8 {
-			for n := range nodes {
-				paced = append(paced, f.open(n, tokens, pace))
-			}
-		}
-		for n := range nodes {
-			heavy = append(heavy, f.held(n, bulk))
-		}
-		sent := nodes["n1"].metric("iop_node_frames_resent_total") + nodes["n2"].metric("iop_node_frames_resent_total")
-		running(append(paced, heavy...)...)
-		fault.do()
-		for _, s := range heavy {
-			s.release()
-		}
-		f.whole(tokens, paced...)
-		f.whole(bulk, heavy...)
-		sent = nodes["n1"].metric("iop_node_frames_resent_total") + nodes["n2"].metric("iop_node_frames_resent_total") - sent
-		if fault.loss && sent == 0 {
-			t.Errorf("%s: nothing was sent again: was anything lost?", fault.what)
-		}
-		t.Logf("%s: %d streams whole, the longest pause %v, %v frames sent again", fault.what, len(paced)+len(heavy), longest(paced...), sent)
-	}
-	if n := edge.log.Count("node.disconnected"); n != 0 {
-		t.Errorf("%d sessions have ended", n)
-	}
-	for _, p := range nodes {
-		p.alive()
-	}
-}
-
 // The broker that the Edge is at hangs, or is cut off without a word: no connection
 // is closed, and what was on its way is lost, or comes too late. The Edge goes to
 // another one in time; streams of Nodes elsewhere lose no byte, and take none twice

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,6 +34,8 @@ type fabric struct {
 	key    string
 	client *http.Client // at the Edge's own host: no fault is between
 	v6     bool
+	level  string               // of the logs
+	also   map[string]io.Writer // who reads the log of a folder's process, too
 }
 
 // plan is what a fabric consists of.
@@ -48,7 +51,7 @@ type plan struct {
 // newFabric makes hosts and folders, and starts nothing.
 func newFabric(t testing.TB, p plan) *fabric {
 	t.Helper()
-	f := &fabric{lab: newLab(t), dir: filepath.Join(t.TempDir(), "fabric"), v6: p.v6}
+	f := &fabric{lab: newLab(t), dir: filepath.Join(t.TempDir(), "fabric"), v6: p.v6, level: "debug", also: map[string]io.Writer{}}
 	edge := f.host("edge")
 	f.client = &http.Client{Transport: &http.Transport{
 		DisableCompression: true, MaxIdleConnsPerHost: 64,
@@ -89,7 +92,7 @@ func newFabric(t testing.TB, p plan) *fabric {
 	nodes := "  nodes:\n"
 	for _, n := range names {
 		head += fmt.Sprintf("    - {name: %s, providers: [{provider: %s/m}]}\n", n, n)
-		nodes += fmt.Sprintf("    - name: %s\n      adapters: [{name: demo, type: demo, capacity: 64}]\n      providers: [{id: m, adapter: demo, target: demo}]\n", n)
+		nodes += fmt.Sprintf(demo, n)
 	}
 	f.write("edge", head+nodes)
 	for i := range p.brokers {
@@ -104,6 +107,27 @@ func newFabric(t testing.TB, p plan) *fabric {
 		}
 	}
 	return f
+}
+
+// demo is what a node runs, until it is told otherwise.
+const demo = "    - name: %s\n      adapters: [{name: demo, type: demo, capacity: 64}]\n      providers: [{id: m, adapter: demo, target: demo}]\n"
+
+// provide serves a provider at the node's host, on its loopback, and has the node call it.
+func (f *fabric) provide(node string, capacity int, provider http.Handler) {
+	f.t.Helper()
+	l, err := f.host("node-" + node).listen("127.0.0.1:8000")
+	must(f.t, err)
+	s := httptest.NewUnstartedServer(provider)
+	s.Listener.Close()
+	s.Listener = l
+	s.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		_ = c.(*net.TCPConn).SetReadBuffer(32 << 10) // what is not read stays away, not in the kernel
+		return ctx
+	}
+	s.Start()
+	f.t.Cleanup(s.Close)
+	f.edit("edge", fmt.Sprintf(demo, node),
+		fmt.Sprintf("    - name: %s\n      adapters: [{name: p, type: openai_compat, base_url: \"http://127.0.0.1:8000/v1\", capacity: %d}]\n      providers: [{id: m, adapter: p, target: %s}]\n", node, capacity, node))
 }
 
 // address is where others reach the host.
@@ -162,6 +186,9 @@ func (f *fabric) iop(args ...string) string {
 	return out
 }
 
+// plain are the lines of a log that say of one call among thousands how it went.
+var plain = regexp.MustCompile(`(?m)^.* level=INFO msg=(edge\.request|node\.tunnel_ended) .*\n`)
+
 // process is one running iop.
 type process struct {
 	*host
@@ -177,12 +204,16 @@ func (f *fabric) start(folder string, env ...string) *process {
 	f.t.Helper()
 	role, _, _ := strings.Cut(folder, "-")
 	p := &process{host: f.host(folder), f: f, name: folder, log: &ioptest.LogBuffer{}, done: make(chan struct{})}
-	p.cmd = p.command(context.Background(), binary, role, "--config", f.config(folder), "--log-level", "debug")
+	p.cmd = p.command(context.Background(), binary, role, "--config", f.config(folder), "--log-level", f.level)
 	p.cmd.Env = append(append(os.Environ(), "IOP_"+strings.ToUpper(role)+"_ADMIN_LISTEN=127.0.0.1:8401"), env...)
 	if role == "node" {
 		p.cmd.Env = append(p.cmd.Env, fmt.Sprintf("IOP_NODE_RECONNECT_INTERVAL_SEC=%d", int(interval/time.Second)))
 	}
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	var log io.Writer = p.log
+	if w := f.also[folder]; w != nil {
+		log = io.MultiWriter(w, p.log)
+	}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
 	must(f.t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
@@ -191,7 +222,7 @@ func (f *fabric) start(folder string, env ...string) *process {
 	f.t.Cleanup(func() {
 		p.kill()
 		if f.t.Failed() {
-			f.t.Logf("log of %s:\n%s", p.name, p.log)
+			f.t.Logf("log of %s:\n%s", p.name, plain.ReplaceAllString(p.log.String(), ""))
 		}
 	})
 	return p
@@ -367,7 +398,6 @@ func (p *process) brokerNow() string {
 type stream struct {
 	f     *fabric
 	model string
-	hold  chan struct{}
 
 	mu      sync.Mutex
 	changed chan struct{}
@@ -381,30 +411,20 @@ type stream struct {
 // open starts a stream of tokens, one a delay, and returns once the first is here.
 func (f *fabric) open(model string, tokens int, delay time.Duration) *stream {
 	f.t.Helper()
-	s := f.request(f.t.Context(), model, tokens, delay, nil)
+	s := f.request(f.t.Context(), model, tokens, delay)
 	s.reach(2) // the first names the role
 	return s
 }
 
-// held is open for a caller that reads on only after release.
-func (f *fabric) held(model string, tokens int) *stream {
+func (f *fabric) request(ctx context.Context, model string, tokens int, delay time.Duration) *stream {
 	f.t.Helper()
-	s := f.request(f.t.Context(), model, tokens, 0, make(chan struct{}))
-	s.reach(2)
-	return s
-}
-
-func (s *stream) release() { close(s.hold) }
-
-func (f *fabric) request(ctx context.Context, model string, tokens int, delay time.Duration, hold chan struct{}) *stream {
-	f.t.Helper()
-	return f.send(ctx, model, fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"demo:tokens=%d demo:delay=%v"}]}`, model, tokens, delay), hold)
+	return f.send(ctx, model, fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"demo:tokens=%d demo:delay=%v"}]}`, model, tokens, delay))
 }
 
 // send posts a body, and returns once the answer has begun.
-func (f *fabric) send(ctx context.Context, model, body string, hold chan struct{}) *stream {
+func (f *fabric) send(ctx context.Context, model, body string) *stream {
 	f.t.Helper()
-	s := &stream{f: f, model: model, hold: hold}
+	s := &stream{f: f, model: model}
 	resp, err := f.post(ctx, body)
 	must(f.t, err)
 	if resp.StatusCode != http.StatusOK {
@@ -454,18 +474,10 @@ func (s *stream) readAll(body io.Reader) {
 			close(s.changed)
 			s.changed = nil
 		}
-		events, over := s.events, s.over
+		over := s.over
 		s.mu.Unlock()
 		if over {
 			return
-		}
-		if s.hold != nil && events == 2 {
-			select {
-			case <-s.hold:
-				s.hold = nil
-			case <-s.f.t.Context().Done():
-				return
-			}
 		}
 	}
 }

@@ -11,53 +11,6 @@ import (
 	"time"
 )
 
-// The link between leaf and hub is gone for a second, in each way that a link
-// goes: streams through it lose no byte, and the session stays.
-//
-// Contract: J5 Y3 G4
-func TestLeafLinkDropped(t *testing.T) {
-	f := newFabric(t, plan{brokers: 1, leaves: []string{"attic"}, nodes: []string{"n1", "far@attic"}})
-	f.start("broker-1")
-	edge, leaf := f.start("edge"), f.start("leaf-attic")
-	near, far := f.start("node-n1"), f.start("node-far")
-	edge.connected("n1", 0)
-	edge.connected("far", 0)
-	uplink := func(rule func(to *host)) { rule(f.host("broker-1")) }
-	for _, fault := range []struct {
-		what string
-		do   func()
-		loss bool
-	}{
-		{"silent", func() { uplink(leaf.blackHoleTo) }, false},
-		{"broken", func() { uplink(leaf.resetTo) }, true},
-	} {
-		var streams []*stream
-		for range 8 {
-			streams = append(streams, f.open("far", tokens, pace), f.open("n1", tokens, pace))
-		}
-		heavy := f.held("far", bulk)
-		sent := far.metric("iop_node_frames_resent_total")
-		running(append(streams, heavy)...)
-		fault.do()
-		f.elapse(time.Second)
-		leaf.heal()
-		heavy.release()
-		f.whole(tokens, streams...)
-		f.whole(bulk, heavy)
-		sent = far.metric("iop_node_frames_resent_total") - sent
-		t.Logf("the link %s for 1s: %d streams whole, the longest pause %v, %v frames sent again", fault.what, len(streams)+1, longest(streams...), sent)
-		if fault.loss && sent == 0 {
-			t.Errorf("the link %s: nothing was sent again: was anything lost?", fault.what)
-		}
-	}
-	if n := edge.log.Count("node.disconnected"); n != 0 {
-		t.Errorf("%d sessions have ended", n)
-	}
-	for _, p := range []*process{near, far, leaf, edge} {
-		p.alive()
-	}
-}
-
 // hubGone is how long TestHubGone takes the hub away: longer than every bound
 // there is between leaf, hub, Edge and Node.
 var hubGone = flag.Duration("hub-gone", 20*time.Second, "how long the hub is away under a living leaf")

@@ -66,7 +66,7 @@ func TestFullLinkIsNoLoss(t *testing.T) {
 	sixfold := func(body string) (all []*stream) { // all of each on its way at once: ten seconds of the link
 		got := make(chan *stream)
 		for range 6 {
-			go func() { got <- f.send(t.Context(), "n1", body, nil) }()
+			go func() { got <- f.send(t.Context(), "n1", body) }()
 		}
 		for range 6 {
 			all = append(all, <-got)
