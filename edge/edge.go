@@ -245,7 +245,7 @@ func (e *Edge) connect(ctx, partCtx context.Context, parts *errgroup.Group) (err
 	if e.bus, err = e.deps.Dial(ctx, e.busError); err != nil {
 		return fmt.Errorf("edge: broker: %w", err)
 	}
-	e.dispatch = dispatch.New(dispatch.Config{Edge: e.cfg.Name, StreamMemory: e.cfg.Limits.Streams}, dispatch.Deps{
+	e.dispatch = dispatch.New(dispatch.Config{Edge: e.cfg.Name, StreamMemory: e.cfg.Limits.Streams, HeartbeatBound: e.cfg.HeartbeatBound}, dispatch.Deps{
 		Bus: e.bus, Return: e.loop.returnSlot, Misbehaved: e.misbehaved, Draining: e.draining, Log: e.log, Metrics: e.deps.Metrics,
 	})
 	e.discovery = newDiscovery(e.dispatch, func(node string) []string { return listed(&e.cfg, node) },

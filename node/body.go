@@ -11,9 +11,10 @@ import (
 
 // bodyBound is how long nothing of a request's body may come while the exchange waits
 // for it. An Edge that still has something to send repeats it sooner than that, and
-// asks for credit no more seldom than every eight seconds; one that gave up has sent a
-// cancel, which may be lost.
-const bodyBound = 10 * time.Second
+// asks for credit no more seldom than every eight seconds, unless many bodies share a
+// narrow link: then each waits for its turn. One that gave up has sent a cancel, and
+// says it again where that was lost with the connection.
+const bodyBound = 2 * time.Minute
 
 var errBodySilent = wire.Errorf(wire.Protocol, "nothing came of the request's body for %v", bodyBound)
 

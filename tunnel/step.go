@@ -31,6 +31,10 @@ func (s *Sender) Step(now time.Time, ev SendEvent, out []SendEffect) []SendEffec
 			return s.probe(now, out)
 		}
 		return s.rewind(now, out)
+	case SendLate:
+		if s.n > 0 && !s.holding {
+			s.progress, s.resendAt = now, now.Add(s.rto)
+		}
 	case SendStopped:
 		out = s.releaseAll(out)
 		s.become(failed)
@@ -183,7 +187,9 @@ func (s *Sender) advance(now time.Time, acked uint64, out []SendEffect) []SendEf
 		s.sample(now.Sub(last.sentAt))
 	}
 	s.progress = now
-	s.rto = s.baseRTO()
+	if s.rtt > 0 || !last.again { // else nothing says yet that it was too long (Karn)
+		s.rto = s.baseRTO()
+	}
 	s.burst *= 2
 	if s.acked >= s.recoverTo {
 		s.recoverTo = 0

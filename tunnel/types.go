@@ -43,6 +43,9 @@ const (
 	SendDeadline
 	// SendReconnected: the connection was lost and re-made; send again at once.
 	SendReconnected
+	// SendLate: what is on its way is behind others' frames on one link, and those do
+	// arrive: its silence counts from now.
+	SendLate
 	// SendStopped: the stream is over for a reason outside it; release all.
 	SendStopped
 )

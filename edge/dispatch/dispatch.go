@@ -29,7 +29,15 @@ type Config struct {
 	// StreamMemory bounds the sum of all windows (J7): as it fills, new streams
 	// get smaller ones, down to the smallest a stream works with. 1 GiB.
 	StreamMemory int64
+	// HeartbeatBound is what a session outlives; 5 s. Where it is longer than 10 s, a
+	// stream that is not answered, or misses a frame, lasts as long (J2, J5).
+	HeartbeatBound time.Duration
 }
+
+// silenceBound is how long a stream whose session lives waits for what it misses (J2).
+const silenceBound = 10 * time.Second
+
+func (d *Dispatcher) silence() time.Duration { return max(silenceBound, d.cfg.HeartbeatBound) }
 
 // Deps are a Dispatcher's collaborators. Return, Misbehaved and Draining are called
 // from the bus's callback too and must not block.

@@ -19,8 +19,6 @@ const (
 	// and ever more seldom.
 	firstRepeat = 500 * time.Millisecond
 	lastRepeat  = 8 * time.Second
-	// gapBound is how long a missing frame may stay missing (J2).
-	gapBound = 10 * time.Second
 	// maxText bounds the human part of a Node's error.
 	maxText = 1 << 10
 )
@@ -225,7 +223,7 @@ func (c *call) upload(v *view) *wire.Error {
 				// It knows the run, so it may have begun it: no other is to be asked (G4).
 				err = wire.Errorf(wire.Protocol, "%s", err.Message)
 			}
-			if err.Class == wire.Protocol {
+			if err.Class == wire.Protocol && !c.up.silent {
 				c.d.offend(c.s.sess, breachAck, severe, c.s.run)
 			}
 			return err
@@ -259,11 +257,12 @@ func (c *call) arm(v *view) {
 	sooner(c.repeatAt)
 	c.gapDue = time.Time{}
 	if !v.gapSince.IsZero() {
-		c.gapDue = v.gapSince.Add(gapBound)
+		c.gapDue = v.gapSince.Add(c.d.silence())
 		sooner(c.gapDue)
 	}
 	if c.up != nil {
 		sooner(c.up.sender.Deadline())
+		sooner(c.up.lookAt)
 	}
 	c.due = due
 }
@@ -318,7 +317,7 @@ func (c *call) passed(now time.Time) *wire.Error {
 	case passed(c.deadline):
 		return errDeadline
 	case passed(c.gapDue):
-		if c.s.gapPassed(now) {
+		if c.s.gapPassed(now, c.d.silence()) {
 			c.d.offend(c.s.sess, breachGap, severe, c.s.run)
 			return breachGap.err()
 		}
@@ -337,10 +336,10 @@ func (s *stream) wasHeard() bool {
 }
 
 // gapPassed: the frame is still missing.
-func (s *stream) gapPassed(now time.Time) bool {
+func (s *stream) gapPassed(now time.Time, bound time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.gapSince.IsZero() && now.Sub(s.gapSince) >= gapBound
+	return !s.gapSince.IsZero() && now.Sub(s.gapSince) >= bound
 }
 
 // deliver hands one frame to the caller. Its parts are known to be in order.

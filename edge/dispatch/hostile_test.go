@@ -220,7 +220,7 @@ func TestA64GapThatStaysEndsTheAttempt(t *testing.T) {
 		if e := n.ack(a.RunID); e.GetAcked() != 1 || !e.GetResend() {
 			t.Fatalf("the gap is not asked for at once: %v", e)
 		}
-		pass(gapBound - time.Millisecond)
+		pass(silenceBound - time.Millisecond)
 		if p.isDone() {
 			t.Fatal("too early")
 		}
@@ -239,9 +239,9 @@ func TestGapThatIsRepaired(t *testing.T) {
 		p := r.do(t.Context(), a, &w)
 		<-n.requests
 		n.send(a.RunID, frameOf(1, start, ""), frameOf(3, end, "c"))
-		pass(gapBound - time.Second)
+		pass(silenceBound - time.Second)
 		n.send(a.RunID, frameOf(2, body, "b"))
-		pass(gapBound)
+		pass(silenceBound)
 		n.send(a.RunID, frameOf(3, end, "c"))
 		wantClass(t, p.wait(), "")
 		if w.text() != "bc" {

@@ -18,6 +18,7 @@ type session struct {
 	strays  int // those of owed that belong to no open stream
 	listed  bool
 	conduct conduct
+	down    downlink
 }
 
 // owed is one entry of the next acknowledgement: a stream's, whatever it is by
@@ -37,9 +38,10 @@ var sessionSeed = maphash.MakeSeed()
 
 func newSession(id subjects.Session) *session {
 	return &session{
-		id:  id,
-		ack: id.Down(subjects.Ack, ""),
-		key: sessionKey(id),
+		id:   id,
+		ack:  id.Down(subjects.Ack, ""),
+		key:  sessionKey(id),
+		down: newDownlink(),
 	}
 }
 

@@ -23,6 +23,9 @@ type upload struct {
 	subject string
 	reply   string
 	out     []tunnel.SendEffect
+	lane    lane
+	lookAt  time.Time // when to look for room of the downlink in any case; zero: it does not wait
+	silent  bool      // the Node answered nothing for too long, which breaks no rule
 	resetAt time.Time // the first reset since the Node acknowledged something
 	askedAt time.Time // when a reset last brought the request again
 }
@@ -35,18 +38,40 @@ const (
 	resetBound = time.Second
 	// resetPause lies between two repetitions of the request for a reset.
 	resetPause = 100 * time.Millisecond
+	// lookAgain is for room that whoever was called did not take: its caller reads nothing.
+	lookAgain = time.Second
 )
 
 // bodyBuffers hold one encoded frame, or one body to be encoded.
 var bodyBuffers = sync.Pool{New: func() any { b := make([]byte, wire.MaxBody+512); return &b }}
 
 func newUpload(d *Dispatcher, s *stream, body io.Reader, size int64) *upload {
-	return &upload{
+	u := &upload{
 		d: d, s: s, body: body, left: size,
-		sender:  tunnel.NewSender(tunnel.SenderConfig{Credit: wire.MinWindow}),
+		sender:  tunnel.NewSender(tunnel.SenderConfig{Credit: wire.MinWindow, GiveUp: d.silence()}),
 		subject: s.sess.id.Down(subjects.Body, s.run),
 		reply:   subjects.NoResponders(d.cfg.Edge, s.run),
+		lane:    lane{wake: s.wakeUp},
 	}
+	u.downlink(func(l *downlink) { l.join(&u.lane) })
+	return u
+}
+
+// downlink does something with that of the session, under its lock.
+func (u *upload) downlink(do func(*downlink)) {
+	u.s.sess.mu.Lock()
+	defer u.s.sess.mu.Unlock()
+	do(&u.s.sess.down)
+}
+
+// room says whether a frame of n bytes may go to the session now.
+func (u *upload) room(now time.Time, n int) (yes bool) {
+	u.downlink(func(l *downlink) { yes = l.room(&u.lane, n+wire.FrameOverhead) })
+	u.lookAt = time.Time{}
+	if !yes {
+		u.lookAt = now.Add(lookAgain)
+	}
+	return yes
 }
 
 // step does all that can be done now. lost asks for the request to be sent again.
@@ -79,14 +104,20 @@ func (u *upload) step(now time.Time, v *view) (done, lost bool, err *wire.Error)
 		}
 	}
 	if due := u.sender.Deadline(); !due.IsZero() && !now.Before(due) {
-		if done, err = u.send(now, tunnel.SendEvent{Kind: tunnel.SendDeadline}); done || err != nil {
+		what := tunnel.SendDeadline
+		u.downlink(func(l *downlink) {
+			if l.late(now, &u.lane) {
+				what = tunnel.SendLate
+			}
+		})
+		if done, err = u.send(now, tunnel.SendEvent{Kind: what}); done || err != nil {
 			return done, lost, err
 		}
 	}
 	for u.left > 0 {
 		n := int(min(u.left, wire.MaxBody))
 		last := int64(n) == u.left
-		if !last && !u.sender.Room(n) {
+		if !last && !u.sender.Room(n) || !u.room(now, n) {
 			break
 		}
 		frame, ferr := u.encode(n, last)
@@ -127,10 +158,20 @@ func errBody(err error) *wire.Error {
 }
 
 func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.Error) {
+	before := u.sender.Acked()
 	u.out = u.sender.Step(now, ev, u.out[:0])
+	acked := u.sender.Acked()
+	if acked > before {
+		u.downlink(func(l *downlink) { l.arrived(now, &u.lane, int(acked-before)) }) //nolint:gosec // a window of frames at most
+	}
 	for i := range u.out {
 		switch ef := &u.out[i]; ef.Kind {
 		case tunnel.SendFrame:
+			if ef.Frame.Seq > acked { // else it asks for credit
+				u.downlink(func(l *downlink) {
+					l.put(now, &u.lane, int(ef.Frame.Seq-acked-1), ef.Frame.Body+wire.FrameOverhead) //nolint:gosec // a window of frames at most
+				})
+			}
 			// What the bus does not take is lost like any message, and repeated.
 			_ = u.d.deps.Bus.PublishRequest(u.subject, u.reply, ef.Frame.Data)
 		case tunnel.ReleaseFrame:
@@ -139,9 +180,12 @@ func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.
 		case tunnel.SenderDone:
 			done = true
 		case tunnel.SenderFailed:
-			err = ef.Err
+			err, u.silent = ef.Err, ev.Kind == tunnel.SendDeadline
 		}
 		u.out[i] = tunnel.SendEffect{}
+	}
+	if done || err != nil {
+		u.downlink(func(l *downlink) { l.leave(&u.lane) })
 	}
 	return done, err
 }
@@ -149,4 +193,5 @@ func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.
 // stop releases what is kept.
 func (u *upload) stop(now time.Time) {
 	_, _ = u.send(now, tunnel.SendEvent{Kind: tunnel.SendStopped})
+	u.downlink(func(l *downlink) { l.leave(&u.lane) })
 }

@@ -86,8 +86,8 @@ var mutants = []mutant{
 		patch: []string{"c.request, c.repeat, c.repeatAt = data, firstRepeat, now.Add(firstRepeat)", "c.request, c.repeat = data, firstRepeat"},
 	},
 	{
-		name: "a missing frame is not waited for", file: "edge/dispatch/do.go", rule: "CLASS",
-		patch: []string{"gapBound = 10 * time.Second", "gapBound = 10 * time.Millisecond"},
+		name: "a missing frame is not waited for", file: "edge/dispatch/dispatch.go", rule: "CLASS",
+		patch: []string{"return max(silenceBound, d.cfg.HeartbeatBound)", "return 10 * time.Millisecond"},
 	},
 	{
 		name: "the last duplicate is delivered", file: "tunnel/step.go", rule: "INV2",
