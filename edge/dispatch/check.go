@@ -27,11 +27,14 @@ const (
 	breachLate
 	breachAck
 	breachGoingOn
+	breachTrailing
+	breachRepeats
 )
 
 var breachNames = [...]string{
 	"none", "undecodable", "kind", "status", "header", "misplaced", "body_size", "early",
 	"second_start", "stream", "gap", "flood", "foreign", "unknown", "late", "ack", "going_on",
+	"trailing", "repeats",
 }
 
 var breachTexts = [...]string{
@@ -44,6 +47,8 @@ var breachTexts = [...]string{
 	"the node sent frames of attempts that nobody knows", "the node sent a frame after the terminal",
 	"the node sent acknowledgements that make no sense",
 	"the node goes on sending in a stream whose rules it broke",
+	"the node's frames of a stream whose rules it broke come late",
+	"the node sends over and over what it has sent",
 }
 
 func (b breach) String() string { return breachNames[b] }
@@ -168,6 +173,13 @@ const (
 	// runs that nobody remembers are as slight, and end the session.
 	severe = 1.0
 	slight = 4.0 / (wire.MaxWindow / wire.FrameOverhead)
+	// strange is a frame of a run that nobody remembers. Ended ones are remembered, so
+	// an honest Node has hardly a way to send one.
+	strange = severe / 64
+	// acksPerSecond is what is far beyond any honest session's messages of
+	// acknowledgements, hastyAck one that is beyond it.
+	acksPerSecond = 1 << 16
+	hastyAck      = severe / 256
 	// patience is how many severe offences end the session, leakPerSecond how
 	// fast they are forgotten.
 	patience      = 16

@@ -121,7 +121,7 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 		d.stray(m, hash, data)
 		return
 	}
-	if !d.own(s, m) {
+	if !d.own(s, m) || s.sess.lost.Load() {
 		return
 	}
 	now := d.now()
@@ -145,7 +145,7 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 	}
 	switch b {
 	case breachNone:
-	case breachGoingOn:
+	case breachTrailing:
 		d.offend(s.sess, b, heavy(len(data)), s.run)
 	default:
 		d.offend(s.sess, b, severe, s.run)
@@ -175,19 +175,29 @@ func (d *Dispatcher) stray(m subjects.Message, hash uint64, data []byte) {
 		return
 	}
 	sess := d.seats.session(m.Session)
-	if done, ok := d.table.ended(hash); ok && done.key == sess.key {
+	if sess.lost.Load() {
+		return
+	}
+	switch done, ok, over := d.table.lateFrame(hash, sess.key, len(data)); {
+	case ok && done.acked > 0:
 		d.metrics.dropped[dropLate].Inc()
 		f := frames.Get().(*frame)
 		after := len(data) > wire.MaxMessage || f.UnmarshalVTUnsafe(data) != nil || f.Sequence > done.acked
 		f.recycle()
-		if after {
+		if after || over {
 			d.offend(sess, breachLate, severe, m.Run)
 		}
 		d.oweStray(sess, owed{run: m.Run, acked: done.acked})
 		return
+	case ok: // it did not answer the cancel in time
+		d.metrics.dropped[dropLate].Inc()
+		if over {
+			d.offend(sess, breachLate, severe, m.Run)
+		}
+	default:
+		d.metrics.dropped[dropUnknown].Inc()
+		d.offend(sess, breachUnknown, strange, m.Run)
 	}
-	d.metrics.dropped[dropUnknown].Inc()
-	d.offend(sess, breachUnknown, slight, m.Run)
 	d.oweStray(sess, owed{run: m.Run, reset: true})
 }
 
@@ -202,6 +212,9 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 		if d.seats.current(m.Session) {
 			d.offend(d.seats.session(m.Session), breachUndecodable, severe, "")
 		}
+		return
+	}
+	if d.hasty(m) {
 		return
 	}
 	strays := 0
@@ -223,6 +236,25 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 	if strays > 0 {
 		d.strayAcks(m, strays)
 	}
+}
+
+// hasty reports whether a message of acknowledgements is not to be looked at: its session
+// is lost, or sends more of them than there can be reasons for.
+func (d *Dispatcher) hasty(m subjects.Message) bool {
+	if !d.seats.current(m.Session) {
+		return false // of a session that is over: nothing comes of it
+	}
+	sess := d.seats.session(m.Session)
+	if sess.lost.Load() {
+		return true
+	}
+	sess.mu.Lock()
+	hasty := sess.acks.hasty(d.now().Unix())
+	sess.mu.Unlock()
+	if hasty {
+		d.offend(sess, breachAck, hastyAck, "")
+	}
+	return hasty
 }
 
 // strayAcks notes acknowledgements of runs that nobody remembers. A few are honest,
@@ -306,7 +338,7 @@ func (d *Dispatcher) apply(s *stream, o orders, direct bool) {
 		if o.give == pool.ByTerminal {
 			acked = s.last()
 		}
-		d.table.remove(s, acked, d.now().Unix())
+		d.table.remove(s, acked > 0 || o.give == pool.ByCancelBound, acked, d.now().Unix())
 	}
 	if o.give != 0 {
 		d.metrics.returns[o.give].Inc()
@@ -379,6 +411,7 @@ func (d *Dispatcher) offend(sess *session, b breach, weight float64, run string)
 			slog.String("reason", b.String()), slog.String("run_id", run))
 	}
 	if lost {
+		sess.lost.Store(true)
 		d.metrics.lost.Inc()
 		d.log.Warn(eventMisbehaved, slog.String("node", sess.id.Node), slog.Uint64("generation", sess.id.Gen), slog.String("reason", b.String()))
 		if d.deps.Misbehaved != nil {

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 
 	"github.com/iop-fabric/iop/subjects"
 )
@@ -18,6 +19,23 @@ type session struct {
 	strays  int // those of owed that belong to no open stream
 	listed  bool
 	conduct conduct
+	acks    ackPace
+
+	lost atomic.Bool // by its conduct: nothing it says is looked at any more
+}
+
+// ackPace counts the messages of acknowledgements of one second.
+type ackPace struct {
+	at int64 // unix seconds
+	n  int
+}
+
+func (p *ackPace) hasty(unix int64) bool {
+	if unix != p.at {
+		p.at, p.n = unix, 0
+	}
+	p.n++
+	return p.n > acksPerSecond
 }
 
 // owed is one entry of the next acknowledgement: a stream's, whatever it is by
