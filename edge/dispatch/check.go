@@ -169,17 +169,20 @@ type conduct struct {
 const (
 	// severe is a broken rule that only the Node can answer for, slight a frame
 	// that may have been on its way when its stream ended: a whole window of the
-	// smallest frames counts as four severe ones. rememberRuns acknowledgements of
-	// runs that nobody remembers are as slight, and end the session.
+	// smallest frames counts as four severe ones.
 	severe = 1.0
 	slight = 4.0 / (wire.MaxWindow / wire.FrameOverhead)
-	// strange is a frame of a run that nobody remembers. Ended ones are remembered, so
-	// an honest Node has hardly a way to send one.
-	strange = severe / 64
+	// strange is a frame of a run that nobody remembers, strangeAck an acknowledgement.
+	// Ended ones are remembered, so an honest Node has hardly a way to send one; but a
+	// message holds many of the latter.
+	strange    = severe / 64
+	strangeAck = severe / 1024
 	// acksPerSecond is what is far beyond any honest session's messages of
-	// acknowledgements, hastyAck one that is beyond it.
-	acksPerSecond = 1 << 16
-	hastyAck      = severe / 256
+	// acknowledgements, emptyPerSecond beyond those that say nothing new; hastyAck is
+	// one that is beyond either.
+	acksPerSecond  = 1 << 17
+	emptyPerSecond = 1 << 12
+	hastyAck       = severe / 256
 	// patience is how many severe offences end the session, leakPerSecond how
 	// fast they are forgotten.
 	patience      = 16

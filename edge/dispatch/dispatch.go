@@ -214,10 +214,11 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 		}
 		return
 	}
-	if d.hasty(m) {
+	sess := d.heeded(m)
+	if sess != nil && sess.lost.Load() {
 		return
 	}
-	strays := 0
+	strays, empty := 0, true
 	for _, e := range msg.Entries {
 		if e.Direction != directionBody { // of a stream we do not send, or a later version's
 			continue
@@ -226,35 +227,38 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 		switch s := d.table.get(e.RunId, hash); {
 		case s == nil:
 			// Of an attempt that has ended since, it is to be expected.
-			if !d.table.lateAck(hash, sessionKey(m.Session)) {
+			if d.table.lateAck(hash, sessionKey(m.Session)) {
+				empty = false
+			} else {
 				strays++
 			}
 		case d.own(s, m):
-			s.acknowledged(e)
+			if s.acknowledged(e) {
+				empty = false
+			}
 		}
+	}
+	if sess != nil && sess.hasty(d.now().Unix(), empty) {
+		d.offend(sess, breachAck, hastyAck, "")
 	}
 	if strays > 0 {
 		d.strayAcks(m, strays)
 	}
 }
 
-// hasty reports whether a message of acknowledgements is not to be looked at: its session
-// is lost, or sends more of them than there can be reasons for.
-func (d *Dispatcher) hasty(m subjects.Message) bool {
+// heeded finds the session of a message; nil: it is over, and nothing comes of it.
+func (d *Dispatcher) heeded(m subjects.Message) *session {
 	if !d.seats.current(m.Session) {
-		return false // of a session that is over: nothing comes of it
+		return nil
 	}
-	sess := d.seats.session(m.Session)
-	if sess.lost.Load() {
-		return true
-	}
-	sess.mu.Lock()
-	hasty := sess.acks.hasty(d.now().Unix())
-	sess.mu.Unlock()
-	if hasty {
-		d.offend(sess, breachAck, hastyAck, "")
-	}
-	return hasty
+	return d.seats.session(m.Session)
+}
+
+// hasty notes one message of acknowledgements, and says whether it is one too many.
+func (s *session) hasty(unix int64, empty bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acks.hasty(unix, empty)
 }
 
 // strayAcks notes acknowledgements of runs that nobody remembers. A few are honest,
@@ -265,13 +269,16 @@ func (d *Dispatcher) strayAcks(m subjects.Message, n int) {
 		return
 	}
 	d.metrics.dropped[dropUnknown].Add(float64(n))
-	d.offend(d.seats.session(m.Session), breachAck, float64(n)*slight, "")
+	d.offend(d.seats.session(m.Session), breachAck, float64(n)*strangeAck, "")
 }
 
 // acknowledged notes what the Node acknowledged of the request. A reset is no
-// acknowledgement: the Node says that it does not know the run (G4).
-func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
+// acknowledgement: the Node says that it does not know the run (G4). news: it says more
+// than was said before.
+func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) (news bool) {
 	s.mu.Lock()
+	news = e.Acked > s.saidAcked || e.Credit > s.saidCredit
+	s.saidAcked, s.saidCredit = max(s.saidAcked, e.Acked), max(s.saidCredit, e.Credit)
 	s.heard = s.heard || !e.Reset_
 	b := &s.body
 	switch {
@@ -284,6 +291,7 @@ func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
 	b.acked, b.credit = max(b.acked, e.Acked), max(b.credit, e.Credit)
 	s.mu.Unlock()
 	s.wakeUp()
+	return news
 }
 
 // NoResponders takes the bus's hint that nobody read what was sent about a run.

@@ -662,7 +662,7 @@ func acksOf(runs ...string) []byte {
 }
 
 // Acknowledgements of runs that nobody knows cost a Node its session once they are
-// more than runs are remembered, and its neighbour nothing.
+// many, and its neighbour nothing.
 //
 // Contract: J8
 func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
@@ -677,9 +677,10 @@ func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
 			runs = append(runs, wire.NewRunID())
 		}
 		data := acksOf(runs...)
-		for i := 1; i <= 2*rememberRuns/each; i++ {
+		most := int(patience / strangeAck)
+		for i := 1; i <= 2*most/each; i++ {
 			r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, data)
-			if lost := len(r.misbehaved) == 1; lost != (i*each >= rememberRuns) {
+			if lost := len(r.misbehaved) == 1; lost != (i*each >= most) {
 				t.Fatalf("after %d: %v", i*each, r.misbehaved)
 			}
 		}
@@ -691,7 +692,7 @@ func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
 		// A session that was replaced offends nobody.
 		old := good.id
 		old.Gen--
-		for range 2 * rememberRuns / each {
+		for range 2 * most / each {
 			r.d.Ack(subjects.Message{Session: old, Verb: subjects.Ack}, data)
 		}
 		if len(r.misbehaved) != 1 {
@@ -881,7 +882,7 @@ func TestFloodOfEmptyAcks(t *testing.T) {
 		data, _ := (&iopv1.StreamAck{Entries: []*iopv1.StreamAck_Entry{{RunId: wire.NewRunID(), Direction: "sideways"}}}).MarshalVT()
 		say := func() { r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, data) }
 		for range 3 {
-			for range acksPerSecond {
+			for range emptyPerSecond {
 				say()
 			}
 			pass(time.Second)
@@ -889,7 +890,7 @@ func TestFloodOfEmptyAcks(t *testing.T) {
 		if len(r.misbehaved) != 0 {
 			t.Fatal(r.misbehaved)
 		}
-		for range acksPerSecond + int(patience/hastyAck) {
+		for range emptyPerSecond + int(patience/hastyAck) {
 			say()
 		}
 		if len(r.misbehaved) != 1 || r.misbehaved[0] != "n/4/ack" {

@@ -24,18 +24,22 @@ type session struct {
 	lost atomic.Bool // by its conduct: nothing it says is looked at any more
 }
 
-// ackPace counts the messages of acknowledgements of one second.
+// ackPace counts the messages of acknowledgements of one second, and those of them that
+// said nothing new.
 type ackPace struct {
-	at int64 // unix seconds
-	n  int
+	at       int64 // unix seconds
+	n, empty int
 }
 
-func (p *ackPace) hasty(unix int64) bool {
+func (p *ackPace) hasty(unix int64, empty bool) bool {
 	if unix != p.at {
-		p.at, p.n = unix, 0
+		*p = ackPace{at: unix}
 	}
 	p.n++
-	return p.n > acksPerSecond
+	if empty {
+		p.empty++
+	}
+	return p.n > acksPerSecond || (empty && p.empty > emptyPerSecond)
 }
 
 // owed is one entry of the next acknowledgement: a stream's, whatever it is by

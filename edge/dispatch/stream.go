@@ -70,6 +70,8 @@ type stream struct {
 
 	body bodyAck // what the Node acknowledged of the request's body
 
+	saidAcked, saidCredit uint64 // the most that it ever did, of what it said
+
 	out [4]tunnel.RecvEffect // room for a step's effects
 }
 
