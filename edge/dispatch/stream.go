@@ -61,7 +61,7 @@ type stream struct {
 	inFlightUntil time.Time
 
 	// What came that was not delivered: frames behind a gap, and ones that were there
-	// already. What is delivered makes up for it, and time does.
+	// already. Whatever is delivered makes up for a window of it, and time does.
 	wasted   int
 	wastedAt time.Time
 
@@ -153,7 +153,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 		return orders{}, n, breachNone, dropped
 	}
 	s.delivered++
-	s.wasted = max(0, s.wasted-f.size-wire.FrameOverhead)
+	s.wasted = max(0, s.wasted-int(s.recv.Window())) //nolint:gosec // at most 4 MiB
 	s.gapSince = time.Time{}
 	if b = s.order.next(&f.ProviderTunnelFrame); b != breachNone {
 		return s.receiveBroken(now, f.size, terminal, b)
@@ -236,8 +236,9 @@ func (s *stream) goesOn(now time.Time, size int) breach {
 }
 
 const (
-	// wasteWindows is how many windows may come in vain: one frame that is lost costs all
-	// that is on its way behind it. wasteEvery is how soon one of them is forgotten.
+	// wasteWindows is how many windows may come in vain while nothing is delivered: one
+	// frame that is lost costs all that is on its way behind it, and what is repeated may
+	// be lost again. wasteEvery is how soon one of them is forgotten.
 	wasteWindows = 16
 	wasteEvery   = 100 * time.Millisecond
 )
