@@ -17,6 +17,7 @@
 # make fences  how soon a Node that was killed or stopped is fenced; two machines with one identity
 # make generations a broker killed 30 times, alone and as one of three, while Nodes dial
 # make herd    a thousand Nodes that dial one broker at once, and then idle
+# make flood   what honest callers see while a hostile Node floods, in every way there is, beside as long without
 # make fuzz    every fuzz target for FUZZTIME each
 
 SHELL := /bin/bash
@@ -26,7 +27,7 @@ FUZZTIME ?= 10000x
 GOFILES = $(shell git ls-files '*.go' | grep -v '\.pb\.go$$\|_vtproto\.pb\.go$$\|^test/bench/')
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: conformance explore sim mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns chaos leaf-bench unit generations
+.PHONY: conformance explore sim mutants streams churn build test check proto proto-check bench rtt fuzz fmt fmt-check lint vet vuln tools clean ollama clients herd fences compose netns chaos leaf-bench unit generations flood
 
 build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/iop ./cmd/iop
@@ -176,6 +177,13 @@ herd:
 FENCES ?= 200
 fences:
 	IOP_FENCES=$(FENCES) IOP_DUEL=60 go test ./test/hosts -run '^(TestFencedHowSoon|TestTwoMachinesOneIdentity)$$' -count 1 -v -timeout 15m | grep -v level=
+
+# A hostile Node, a process at the lowest priority with one thread, floods and dials again
+# for so long in each way; streams and calls of an honest one beside it.
+FLOOD ?= 10s
+FLOODS ?= 1
+flood:
+	IOP_FLOOD=$(FLOOD) IOP_FLOODS=$(FLOODS) go test ./test/hosts -run '^TestFloodBesideHonestStreams$$' -count 1 -v -timeout 60m | grep -v level=
 
 # The generation never falls over kill -9, of one broker and of three; what an admission
 # costs the stores.

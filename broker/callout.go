@@ -49,11 +49,13 @@ const (
 	refusedRevoked   refusal = "revoked"
 	refusedDuplicate refusal = "duplicate"
 	refusedDraining  refusal = "draining"
+	// refusedMisbehaved: its Edge fenced it for breaking rules, and the time is not over.
+	refusedMisbehaved refusal = "misbehaved"
 )
 
 func (r refusal) told() bool {
 	switch r {
-	case refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining:
+	case refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining, refusedMisbehaved:
 		return true
 	default:
 		return false // the rest is told to nobody (I7)
@@ -65,7 +67,7 @@ var refusals = []refusal{
 	refusedForged, refusedPassword, refusedAnonymous, refusedSignature, refusedNoTLS, refusedTLSVersion,
 	refusedCertificate, refusedSAN, refusedDomain, refusedRole, refusedChain, refusedConnection,
 	refusedNKey, refusedRoute, refusedLeaf, refusedUnavailable, refusedLate, refusedNotSpeaking, refusedHandshake,
-	refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining,
+	refusedUnknown, refusedWrongEdge, refusedRevoked, refusedDuplicate, refusedDraining, refusedMisbehaved,
 }
 
 // connectionLength is the length of a Node's connection name: 16 characters of
@@ -257,14 +259,15 @@ const expiryGrace = 3 * time.Second
 const lobbyTime = 2 * time.Second
 
 // lobby is the grant that tells a refusal and allows nothing else. It needs a
-// connection name to build the one inbox from.
-func (a applicant) lobby(r refusal, since, now time.Time) (grant, bool) {
+// connection name to build the one inbox from. when is since when another has the
+// name, or until when the node stays out.
+func (a applicant) lobby(r refusal, when, now time.Time) (grant, bool) {
 	if !r.told() || !subjects.ValidConnection(a.connection) {
 		return grant{}, false
 	}
 	user := "!denied." + string(r)
-	if r == refusedDuplicate {
-		user += "." + strconv.FormatInt(since.Unix(), 10)
+	if r == refusedDuplicate || r == refusedMisbehaved {
+		user += "." + strconv.FormatInt(when.Unix(), 10)
 	}
 	return grant{
 		user:        user,

@@ -437,6 +437,8 @@ func (s *service) next(ctx context.Context, a applicant) (session subjects.Sessi
 		switch {
 		case !ok:
 			return session, since, refusedDraining
+		case v.barred:
+			return session, v.until, refusedMisbehaved
 		case !v.ok:
 			return session, v.since, refusedDuplicate
 		}

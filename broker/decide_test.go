@@ -165,7 +165,7 @@ func TestLobby(t *testing.T) {
 			continue
 		}
 		want := "!denied." + string(r)
-		if r == refusedDuplicate {
+		if r == refusedDuplicate || r == refusedMisbehaved {
 			want += ".77"
 		}
 		if g.user != want || g.expires != now.Add(2*time.Second) {

@@ -39,7 +39,8 @@
 //	I8  A certificate is signed anew for the name and key it has, for the node's
 //	    newest session, and by the proof of both keys alone (B8).
 //	I9  What one session says of itself, however often, keeps nobody else waiting; a
-//	    session that its Edge has fenced and that stays is closed (Z5).
+//	    session that its Edge has fenced and that stays is closed (Z5), one that it
+//	    has fenced for breaking rules at once, and its node stays out for a while (J8).
 //	I10 Through a leaf no session is superseded that lives elsewhere, and a proof is
 //	    good once (Z6).
 //

@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"bytes"
+	"fmt"
 	"testing"
 	"time"
 
@@ -174,6 +176,56 @@ func TestZ5FencedSessionIsClosed(t *testing.T) {
 	f.wait("the close at the hub", stays.closed)
 	f.wait("the close at the leaf", far.closed)
 	if got := testutil.ToFloat64(f.b.metrics.evicted.WithLabelValues(reasonFenced)); got != 2 {
+		t.Errorf("%v evicted", got)
+	}
+}
+
+// By the class of an Edge's fence the broker knows that a session broke rules: it is
+// closed while no time passes, its node is told that it stays out and until when, and
+// comes back after that.
+//
+// Contract: J8 Z5 B3
+func TestZ5MisbehavedIsClosedAtOnceAndStaysOut(t *testing.T) {
+	f, key, n1, n2 := newHub(t)
+	f.start()
+	edge := f.edge("edge1")
+	site := f.newSite(key).start()
+	near := func() *dialer { return f.dialer("edge1", "node", "n1", n1) }
+	far := func() *dialer { return site.dialer(f.dialer("edge1", "node", "n2", n2)) }
+	for _, dialer := range []func() *dialer{near, far} {
+		for _, wait := range []time.Duration{barFirst, 2 * barFirst} {
+			d := dialer()
+			nc, s := f.node(d)
+			fences := f.fences(nc, s)
+			begun := time.Now().Add(time.Duration(f.offset.Load()))
+			fence := must((&iopv1.Fence{Reason: "rules", ErrorClass: string(wire.Protocol)}).MarshalVT())
+			if err := edge.Publish(s.Down(subjects.Fence, ""), fence); err != nil {
+				t.Fatal(err)
+			}
+			f.wait("the close", d.closed)
+			select {
+			case m := <-fences:
+				if !bytes.Equal(m.Data, fence) {
+					t.Errorf("told %q", m.Data)
+				}
+			default:
+				if s.Node == "n1" { // the hub may not know yet that the other listens
+					t.Error("it was closed and told nothing")
+				}
+			}
+			var until int64
+			nc, user := f.connect(dialer())
+			nc.Close()
+			if _, err := fmt.Sscanf(user, "!denied.misbehaved.%d", &until); err != nil || until < begun.Add(wait).Unix() {
+				t.Fatalf("user %q, not out until %v", user, begun.Add(wait).Unix())
+			}
+			f.offset.Add(int64(wait))
+		}
+		nc, _ := f.node(dialer())
+		nc.Close()
+	}
+	if got := testutil.ToFloat64(f.b.metrics.evicted.WithLabelValues(reasonMisbehaved)); got < 4 { // a leaf may be told again
+
 		t.Errorf("%v evicted", got)
 	}
 }

@@ -39,7 +39,7 @@ type connID struct {
 //
 //	admitted ──connected──> alive ──heard──> alive ──silent for bound──> silent
 //	    │                     │                                            │
-//	    │ connectBound        │ a higher generation, or revoked            │
+//	    │ connectBound        │ a higher generation, revoked, misbehaved   │
 //	    v                     v                                            v
 //	  closed <──gone───── evicted (ignored as a duplicate) <──takeover─────┘
 type live struct {
@@ -54,6 +54,37 @@ type live struct {
 type liveNode struct {
 	highest  uint64
 	sessions map[uint64]*liveSession
+	bar      bar
+}
+
+// A node whose session was fenced for breaking rules stays out for barFirst, which an
+// honest Node waits in any case before it dials again; each time that it does it again
+// for twice as long, up to barMost. Once it has behaved for barForgiven, all is as it
+// was. So a Node that floods whenever it is let in disturbs others ever more seldom.
+const (
+	barFirst    = 2 * time.Second
+	barMost     = 2 * time.Minute
+	barForgiven = 10 * time.Minute
+)
+
+// bar is how long a node stays out.
+type bar struct {
+	gen   uint64 // the newest generation that broke rules
+	until time.Time
+	wait  time.Duration
+}
+
+// raise is for a session that broke rules; each counts once, and one that is older
+// than another that did not at all.
+func (b *bar) raise(now time.Time, gen uint64) {
+	if gen <= b.gen {
+		return
+	}
+	if now.Sub(b.until) >= barForgiven {
+		b.wait = 0
+	}
+	b.gen, b.wait = gen, min(max(2*b.wait, barFirst), barMost)
+	b.until = now.Add(b.wait)
 }
 
 type liveSession struct {
@@ -110,7 +141,8 @@ const (
 	reasonSuperseded = "superseded"
 	reasonAbandoned  = "abandoned" // admitted, never seen
 	reasonExpired    = "certificate_expired"
-	reasonFenced     = "fenced" // its Edge has, and it stays
+	reasonFenced     = "fenced"     // its Edge has, and it stays
+	reasonMisbehaved = "misbehaved" // its Edge has fenced it for breaking rules
 )
 
 func nodeID(s subjects.Session) memberID {
@@ -198,6 +230,34 @@ func (l *live) Fenced(now time.Time, s subjects.Session) {
 			session.fenced = now
 		}
 	}
+}
+
+// Misbehaved is an Edge's word to a session that it is over for breaking rules (J8): it
+// goes at once, for it floods until then, and its node stays out for a while. The
+// session may have gone by itself.
+func (l *live) Misbehaved(now time.Time, s subjects.Session) []effect {
+	n := l.nodes[nodeID(s)]
+	if n == nil || s.Gen > n.highest { // not one that was admitted
+		return nil
+	}
+	n.bar.raise(now, s.Gen)
+	session := n.sessions[s.Gen]
+	if session == nil || session.evicted {
+		return nil
+	}
+	session.evicted, session.why = true, reasonMisbehaved
+	if !session.reachable() {
+		return nil // it goes when it appears
+	}
+	return []effect{{kind: evict, session: s, conn: session.conn, leaf: session.leaf, reason: reasonMisbehaved}}
+}
+
+// Barred says until when a node stays out, if it does.
+func (l *live) Barred(now time.Time, id memberID) (until time.Time, barred bool) {
+	if n := l.nodes[id]; n != nil && now.Before(n.bar.until) {
+		return n.bar.until, true
+	}
+	return time.Time{}, false
 }
 
 // Connected is the server's word that a session's connection stands. One that

@@ -328,3 +328,53 @@ func TestLostIsWhatNobodyReaches(t *testing.T) {
 		t.Error("the only other one is not given up")
 	}
 }
+
+// A session that broke rules goes at once, and its node stays out for longer each time,
+// up to a bound; once it has behaved for long enough, all is as it was.
+//
+// Contract: J8
+func TestMisbehavedStaysOut(t *testing.T) {
+	l := newLive(testBound)
+	now, c := epoch, uint64(0)
+	session := func() subjects.Session {
+		c++
+		l.Admitted(now, gen(c), "a")
+		l.Connected(now, gen(c), conn(c), "a")
+		return gen(c)
+	}
+	barred := func(want time.Duration) {
+		t.Helper()
+		until, got := l.Barred(now, n1)
+		if got != (want > 0) || (got && until.Sub(now) != want) {
+			t.Errorf("barred %v, for %v, want %v", got, until.Sub(now), want)
+		}
+	}
+	barred(0)
+	for _, want := range []time.Duration{2, 4, 8, 16, 32, 64, 120, 120} {
+		want *= time.Second
+		s := session()
+		expect(t, l.Misbehaved(now, s), fmt.Sprintf("evict c%d g%d misbehaved", c, c))
+		barred(want)
+		// Said again, and of the sessions before: it counts once.
+		expect(t, l.Misbehaved(now, s), "")
+		expect(t, l.Misbehaved(now, gen(1)), "")
+		l.Disconnected(s, conn(c), "kicked")
+		expect(t, l.Misbehaved(now, s), "")
+		barred(want)
+		now = now.Add(want)
+		barred(0)
+	}
+	now = now.Add(barForgiven)
+	s := session()
+	l.Disconnected(s, conn(c), "it left before it was told")
+	expect(t, l.Misbehaved(now, s), "")
+	barred(barFirst)
+	expect(t, l.Misbehaved(now, gen(c+1)), "") // of a session that never was
+	barred(barFirst)
+
+	// Admitted and not there yet: it goes when it appears.
+	c++
+	l.Admitted(now, gen(c), "a")
+	expect(t, l.Misbehaved(now, gen(c)), "")
+	expect(t, l.Connected(now, gen(c), conn(c), "a"), fmt.Sprintf("evict c%d g%d misbehaved", c, c))
+}

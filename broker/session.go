@@ -98,9 +98,11 @@ type event struct {
 	instance string
 	reason   string
 	revoked  bool
-	servers  []string
-	until    time.Time    // the end of the session's certificate
-	reply    chan verdict // of those that ask; buffered, the loop never waits
+	// misbehaved: with evFenced, for breaking rules.
+	misbehaved bool
+	servers    []string
+	until      time.Time    // the end of the session's certificate
+	reply      chan verdict // of those that ask; buffered, the loop never waits
 }
 
 type eventKind int
@@ -134,9 +136,11 @@ const (
 )
 
 type verdict struct {
-	ok    bool
-	since time.Time
-	last  uint64 // the newest generation known
+	ok     bool
+	barred bool // it broke rules, and stays out
+	until  time.Time
+	since  time.Time
+	last   uint64 // the newest generation known
 }
 
 // newService connects and begins to hear of connections. Callouts that come
@@ -450,7 +454,8 @@ func (s *service) step(core *live, ev event) []effect {
 		if !duplicate && ev.leaf != "" {
 			since, duplicate = core.Elsewhere(now, ev.member, ev.leaf)
 		}
-		ev.reply <- verdict{ok: !duplicate, since: since, last: core.Highest(ev.member)}
+		until, barred := core.Barred(now, ev.member)
+		ev.reply <- verdict{ok: !duplicate && !barred, barred: barred, until: until, since: since, last: core.Highest(ev.member)}
 	case evAdmitted:
 		out := core.Admitted(now, ev.session, ev.instance)
 		core.AtLeaf(ev.session, ev.leaf, ev.conn.Server)
@@ -467,6 +472,9 @@ func (s *service) step(core *live, ev event) []effect {
 		core.Heard(now, ev.session)
 		return core.Insist(now, ev.session)
 	case evFenced:
+		if ev.misbehaved {
+			return core.Misbehaved(now, ev.session)
+		}
 		core.Fenced(now, ev.session)
 	case evLeafOpened:
 		return core.LeafOpened(now, ev.session, ev.leaf, ev.instance)
@@ -577,7 +585,7 @@ func (s *service) evict(ef effect) {
 		s.b.log.Info(event,
 			slog.String("edge", ef.session.Edge), slog.String("node", ef.session.Node), slog.Uint64("generation", ef.session.Gen), slog.String("reason", ef.reason))
 		fence := &iopv1.Fence{Reason: ef.reason, ErrorClass: string(wire.SessionEnded)}
-		if data, err := fence.MarshalVT(); err == nil {
+		if data, err := fence.MarshalVT(); err == nil && ef.reason != reasonMisbehaved { // its Edge has told it
 			if err := s.fabric.Publish(ef.session.Down(subjects.Fence, ""), data); err == nil {
 				s.fabric.FlushWithContext(ctx) //nolint:errcheck // the kick follows in any case
 			}
@@ -701,7 +709,9 @@ func (s *service) fencedByEdge(m *nats.Msg) {
 	if err != nil || wire.Redirected(m.Data) {
 		return
 	}
-	s.send(event{kind: evFenced, session: down.Session})
+	var fence iopv1.Fence
+	misbehaved := fence.UnmarshalVT(m.Data) == nil && fence.GetErrorClass() == string(wire.Protocol)
+	s.send(event{kind: evFenced, session: down.Session, misbehaved: misbehaved})
 }
 
 // watchMembers tells the loop of every change in what the authority knows,

@@ -229,6 +229,10 @@ func NewReceiver(cfg ReceiverConfig) *Receiver {
 // Window is the current window; the first one is what to grant at the start.
 func (r *Receiver) Window() uint64 { return r.window }
 
+// Granted is what the peer may still send of what was granted, the reserves aside: no
+// more than that can be on its way from a peer that keeps the rules.
+func (r *Receiver) Granted() uint64 { return r.announced - min(r.received, r.announced) }
+
 // Done reports whether the terminal was delivered.
 func (r *Receiver) Done() bool { return r.state == done }
 

@@ -27,11 +27,14 @@ const (
 	breachLate
 	breachAck
 	breachGoingOn
+	breachTrailing
+	breachRepeats
 )
 
 var breachNames = [...]string{
 	"none", "undecodable", "kind", "status", "header", "misplaced", "body_size", "early",
 	"second_start", "stream", "gap", "flood", "foreign", "unknown", "late", "ack", "going_on",
+	"trailing", "repeats",
 }
 
 var breachTexts = [...]string{
@@ -44,6 +47,8 @@ var breachTexts = [...]string{
 	"the node sent frames of attempts that nobody knows", "the node sent a frame after the terminal",
 	"the node sent acknowledgements that make no sense",
 	"the node goes on sending in a stream whose rules it broke",
+	"the node's frames of a stream whose rules it broke come late",
+	"the node sends over and over what it has sent",
 }
 
 func (b breach) String() string { return breachNames[b] }
@@ -164,10 +169,20 @@ type conduct struct {
 const (
 	// severe is a broken rule that only the Node can answer for, slight a frame
 	// that may have been on its way when its stream ended: a whole window of the
-	// smallest frames counts as four severe ones. rememberRuns acknowledgements of
-	// runs that nobody remembers are as slight, and end the session.
+	// smallest frames counts as four severe ones.
 	severe = 1.0
 	slight = 4.0 / (wire.MaxWindow / wire.FrameOverhead)
+	// strange is a frame of a run that nobody remembers, strangeAck an acknowledgement.
+	// Ended ones are remembered, so an honest Node has hardly a way to send one; but a
+	// message holds many of the latter.
+	strange    = severe / 64
+	strangeAck = severe / 1024
+	// acksPerSecond is what is far beyond any honest session's messages of
+	// acknowledgements, emptyPerSecond beyond those that say nothing new; hastyAck is
+	// one that is beyond either.
+	acksPerSecond  = 1 << 17
+	emptyPerSecond = 1 << 12
+	hastyAck       = severe / 256
 	// patience is how many severe offences end the session, leakPerSecond how
 	// fast they are forgotten.
 	patience      = 16

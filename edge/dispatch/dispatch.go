@@ -129,7 +129,7 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 		d.stray(m, hash, data)
 		return
 	}
-	if !d.own(s, m) {
+	if !d.own(s, m) || s.sess.lost.Load() {
 		return
 	}
 	now := d.now()
@@ -153,7 +153,7 @@ func (d *Dispatcher) Frame(m subjects.Message, data []byte) {
 	}
 	switch b {
 	case breachNone:
-	case breachGoingOn:
+	case breachTrailing:
 		d.offend(s.sess, b, heavy(len(data)), s.run)
 	default:
 		d.offend(s.sess, b, severe, s.run)
@@ -183,19 +183,29 @@ func (d *Dispatcher) stray(m subjects.Message, hash uint64, data []byte) {
 		return
 	}
 	sess := d.seats.session(m.Session)
-	if done, ok := d.table.ended(hash); ok && done.key == sess.key {
+	if sess.lost.Load() {
+		return
+	}
+	switch done, ok, over := d.table.lateFrame(hash, sess.key, len(data)); {
+	case ok && done.acked > 0:
 		d.metrics.dropped[dropLate].Inc()
 		f := frames.Get().(*frame)
 		after := len(data) > wire.MaxMessage || f.UnmarshalVTUnsafe(data) != nil || f.Sequence > done.acked
 		f.recycle()
-		if after {
+		if after || over {
 			d.offend(sess, breachLate, severe, m.Run)
 		}
 		d.oweStray(sess, owed{run: m.Run, acked: done.acked})
 		return
+	case ok: // it did not answer the cancel in time
+		d.metrics.dropped[dropLate].Inc()
+		if over {
+			d.offend(sess, breachLate, severe, m.Run)
+		}
+	default:
+		d.metrics.dropped[dropUnknown].Inc()
+		d.offend(sess, breachUnknown, strange, m.Run)
 	}
-	d.metrics.dropped[dropUnknown].Inc()
-	d.offend(sess, breachUnknown, slight, m.Run)
 	d.oweStray(sess, owed{run: m.Run, reset: true})
 }
 
@@ -212,7 +222,11 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 		}
 		return
 	}
-	strays := 0
+	sess := d.heeded(m)
+	if sess != nil && sess.lost.Load() {
+		return
+	}
+	strays, empty := 0, true
 	for _, e := range msg.Entries {
 		if e.Direction != directionBody { // of a stream we do not send, or a later version's
 			continue
@@ -221,16 +235,38 @@ func (d *Dispatcher) Ack(m subjects.Message, data []byte) {
 		switch s := d.table.get(e.RunId, hash); {
 		case s == nil:
 			// Of an attempt that has ended since, it is to be expected.
-			if !d.table.lateAck(hash, sessionKey(m.Session)) {
+			if d.table.lateAck(hash, sessionKey(m.Session)) {
+				empty = false
+			} else {
 				strays++
 			}
 		case d.own(s, m):
-			s.acknowledged(e)
+			if s.acknowledged(e) {
+				empty = false
+			}
 		}
+	}
+	if sess != nil && sess.hasty(d.now().Unix(), empty) {
+		d.offend(sess, breachAck, hastyAck, "")
 	}
 	if strays > 0 {
 		d.strayAcks(m, strays)
 	}
+}
+
+// heeded finds the session of a message; nil: it is over, and nothing comes of it.
+func (d *Dispatcher) heeded(m subjects.Message) *session {
+	if !d.seats.current(m.Session) {
+		return nil
+	}
+	return d.seats.session(m.Session)
+}
+
+// hasty notes one message of acknowledgements, and says whether it is one too many.
+func (s *session) hasty(unix int64, empty bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acks.hasty(unix, empty)
 }
 
 // strayAcks notes acknowledgements of runs that nobody remembers. A few are honest,
@@ -241,13 +277,16 @@ func (d *Dispatcher) strayAcks(m subjects.Message, n int) {
 		return
 	}
 	d.metrics.dropped[dropUnknown].Add(float64(n))
-	d.offend(d.seats.session(m.Session), breachAck, float64(n)*slight, "")
+	d.offend(d.seats.session(m.Session), breachAck, float64(n)*strangeAck, "")
 }
 
 // acknowledged notes what the Node acknowledged of the request. A reset is no
-// acknowledgement: the Node says that it does not know the run (G4).
-func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
+// acknowledgement: the Node says that it does not know the run (G4). news: it says more
+// than was said before.
+func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) (news bool) {
 	s.mu.Lock()
+	news = e.Acked > s.saidAcked || e.Credit > s.saidCredit
+	s.saidAcked, s.saidCredit = max(s.saidAcked, e.Acked), max(s.saidCredit, e.Credit)
 	s.heard = s.heard || !e.Reset_
 	b := &s.body
 	switch {
@@ -260,6 +299,7 @@ func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
 	b.acked, b.credit = max(b.acked, e.Acked), max(b.credit, e.Credit)
 	s.mu.Unlock()
 	s.wakeUp()
+	return news
 }
 
 // NoResponders takes the bus's hint that nobody read what was sent about a run.
@@ -314,7 +354,7 @@ func (d *Dispatcher) apply(s *stream, o orders, direct bool) {
 		if o.give == pool.ByTerminal {
 			acked = s.last()
 		}
-		d.table.remove(s, acked, d.now().Unix())
+		d.table.remove(s, acked > 0 || o.give == pool.ByCancelBound, acked, d.now().Unix())
 	}
 	if o.give != 0 {
 		d.metrics.returns[o.give].Inc()
@@ -387,6 +427,7 @@ func (d *Dispatcher) offend(sess *session, b breach, weight float64, run string)
 			slog.String("reason", b.String()), slog.String("run_id", run))
 	}
 	if lost {
+		sess.lost.Store(true)
 		d.metrics.lost.Inc()
 		d.log.Warn(eventMisbehaved, slog.String("node", sess.id.Node), slog.Uint64("generation", sess.id.Gen), slog.String("reason", b.String()))
 		if d.deps.Misbehaved != nil {

@@ -591,8 +591,8 @@ func TestFloodOfABrokenStream(t *testing.T) {
 				n.send(a.RunID, frameOf(1, body, "x")) // no start
 				wantClass(t, p.wait(), wire.Protocol)
 				f := frameOf(2, body, strings.Repeat("x", size))
-				windows := 1 + int(patience/(slight*wire.MaxWindow/wire.FrameOverhead))
-				n.flood(a.RunID, 2+windows*wire.MaxWindow/(size+wire.FrameOverhead), f)
+				// No more than was granted can have been on its way: a few more, and it is over.
+				n.flood(a.RunID, 2*wire.MinWindow/(size+wire.FrameOverhead)+patience, f)
 				synctest.Wait()
 				if len(r.misbehaved) != 1 || r.misbehaved[0] != "n/4/going_on" {
 					t.Fatal(r.misbehaved)
@@ -613,16 +613,17 @@ func TestFloodOfABrokenStream(t *testing.T) {
 func TestFramesInFlightAreNoOffence(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, r *rig) {
 		n := r.node("n", 1)
-		inFlight := wire.MaxWindow/(1+2*wire.FrameOverhead) - 1
+		granted := wire.MinWindow / (1 + wire.FrameOverhead)
+		window := wire.MaxWindow/(1+2*wire.FrameOverhead) - 1
 		for range patience - 2 { // each is one severe offence, and no more
 			a := r.attempt(n, "{}")
 			p := r.do(t.Context(), a, &answer{})
 			<-n.requests
 			n.send(a.RunID, frameOf(1, body, "x"))
 			wantClass(t, p.wait(), wire.Protocol)
-			n.flood(a.RunID, inFlight, frameOf(2, body, "x"))
+			n.flood(a.RunID, granted, frameOf(2, body, "x"))
 			r.d.resume()
-			n.flood(a.RunID, inFlight, frameOf(2, body, "x"))
+			n.flood(a.RunID, window, frameOf(2, body, "x"))
 			n.send(a.RunID, errorOf(3, wire.Cancelled))
 			synctest.Wait()
 		}
@@ -661,7 +662,7 @@ func acksOf(runs ...string) []byte {
 }
 
 // Acknowledgements of runs that nobody knows cost a Node its session once they are
-// more than runs are remembered, and its neighbour nothing.
+// many, and its neighbour nothing.
 //
 // Contract: J8
 func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
@@ -676,9 +677,10 @@ func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
 			runs = append(runs, wire.NewRunID())
 		}
 		data := acksOf(runs...)
-		for i := 1; i <= 2*rememberRuns/each; i++ {
+		most := int(patience / strangeAck)
+		for i := 1; i <= 2*most/each; i++ {
 			r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, data)
-			if lost := len(r.misbehaved) == 1; lost != (i*each >= rememberRuns) {
+			if lost := len(r.misbehaved) == 1; lost != (i*each >= most) {
 				t.Fatalf("after %d: %v", i*each, r.misbehaved)
 			}
 		}
@@ -690,7 +692,7 @@ func TestFloodOfAcksOfUnknownRuns(t *testing.T) {
 		// A session that was replaced offends nobody.
 		old := good.id
 		old.Gen--
-		for range 2 * rememberRuns / each {
+		for range 2 * most / each {
 			r.d.Ack(subjects.Message{Session: old, Verb: subjects.Ack}, data)
 		}
 		if len(r.misbehaved) != 1 {
@@ -754,4 +756,145 @@ func TestFenceWhileTheNodeTalks(t *testing.T) {
 	}
 	close(over)
 	<-done
+}
+
+// pour sends one message of a run again and again until the session is lost, and says
+// how many it took; most is too many.
+func (n *fakeNode) pour(t *testing.T, most int, next func(i int) (run string, f *iopv1.ProviderTunnelFrame)) int {
+	t.Helper()
+	for i := range most {
+		run, f := next(i)
+		n.flood(run, 1, f)
+		if len(n.r.misbehaved) > 0 {
+			return i + 1
+		}
+	}
+	t.Fatalf("after %d: it has its session", most)
+	return 0
+}
+
+// What a Node may say in each way there is before its session is over, and that nothing
+// is looked at after that: no decoding, no answer, no offence.
+//
+// Contract: J8 Z5
+func TestFloodsAreShort(t *testing.T) {
+	broken := func(t *testing.T, r *rig, n *fakeNode) string { // a stream without its start
+		a := r.attempt(n, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		<-n.requests
+		n.send(a.RunID, frameOf(1, body, "x"))
+		wantClass(t, p.wait(), wire.Protocol)
+		return a.RunID
+	}
+	open := func(t *testing.T, r *rig, n *fakeNode) string {
+		a := r.attempt(n, "{}")
+		r.do(t.Context(), a, &answer{})
+		<-n.requests
+		n.send(a.RunID, frameOf(1, start, ""))
+		synctest.Wait()
+		return a.RunID
+	}
+	const (
+		granted = (wire.MinWindow*5/4 + tunnel.TerminalReserve) / wire.FrameOverhead
+		wasted  = wasteWindows * wire.MinWindow / wire.FrameOverhead
+	)
+	for name, c := range map[string]struct {
+		run  func(t *testing.T, r *rig, n *fakeNode) string
+		next func(run string, i int) (string, *iopv1.ProviderTunnelFrame)
+		most int // of the smallest frames
+		why  breach
+	}{
+		"in a stream it broke": {broken, func(run string, _ int) (string, *iopv1.ProviderTunnelFrame) {
+			return run, frameOf(2, body, "x")
+		}, granted + patience, breachGoingOn},
+		"over credit": {broken, func(run string, i int) (string, *iopv1.ProviderTunnelFrame) {
+			return run, frameOf(uint64(2+i), body, "x")
+		}, granted + patience, breachGoingOn},
+		"the same again": {open, func(run string, _ int) (string, *iopv1.ProviderTunnelFrame) {
+			return run, frameOf(1, start, "")
+		}, wasted + 2*granted + patience, breachGoingOn},
+		"behind a gap": {open, func(run string, _ int) (string, *iopv1.ProviderTunnelFrame) {
+			return run, frameOf(3, body, "x")
+		}, wasted + 2*granted + patience, breachGoingOn},
+		"of runs nobody knows": {nil, func(string, int) (string, *iopv1.ProviderTunnelFrame) {
+			return wire.NewRunID(), frameOf(1, start, "")
+		}, patience / strange, breachUnknown},
+		"a terminal without end": {func(t *testing.T, r *rig, n *fakeNode) string {
+			run := open(t, r, n)
+			n.send(run, frameOf(2, end, ""))
+			synctest.Wait()
+			return run
+		}, func(run string, _ int) (string, *iopv1.ProviderTunnelFrame) {
+			return run, frameOf(2, end, "")
+		}, lateFrames + patience, breachLate},
+		"after a cancel it did not answer": {func(t *testing.T, r *rig, n *fakeNode) string {
+			a := r.attempt(n, "{}")
+			ctx, cancel := context.WithCancel(t.Context())
+			p := r.do(ctx, a, &answer{})
+			<-n.requests
+			cancel()
+			p.wait()
+			pass(wire.CancelBound)
+			return a.RunID
+		}, func(run string, i int) (string, *iopv1.ProviderTunnelFrame) {
+			return run, frameOf(uint64(1+i), body, "x")
+		}, lateFrames + patience, breachLate},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{}, func(t *testing.T, r *rig) {
+				n := r.node("n", 4)
+				run := ""
+				if c.run != nil {
+					run = c.run(t, r, n)
+				}
+				got := n.pour(t, c.most, func(i int) (string, *iopv1.ProviderTunnelFrame) { return c.next(run, i) })
+				if r.misbehaved[0] != "n/4/"+c.why.String() {
+					t.Error(r.misbehaved)
+				}
+				t.Logf("%d messages of at most %d", got, c.most)
+				pass(time.Second)
+				before := counter(t, r, "iop_edge_stream_breaches_total", c.why.String())
+				n.mu.Lock()
+				answers := n.ackMsgs
+				n.mu.Unlock()
+				for i := range 1000 {
+					run, f := c.next(run, got+i)
+					n.flood(run, 1, f)
+				}
+				pass(time.Second)
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				if after := counter(t, r, "iop_edge_stream_breaches_total", c.why.String()); after != before || n.ackMsgs != answers {
+					t.Errorf("%v breaches and %d answers more, of a session that is lost", after-before, n.ackMsgs-answers)
+				}
+			})
+		})
+	}
+}
+
+// Acknowledgements that are nothing in themselves cost a session its patience where
+// they are more than any session can have reason for.
+//
+// Contract: J8
+func TestFloodOfEmptyAcks(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 4)
+		data, _ := (&iopv1.StreamAck{Entries: []*iopv1.StreamAck_Entry{{RunId: wire.NewRunID(), Direction: "sideways"}}}).MarshalVT()
+		say := func() { r.d.Ack(subjects.Message{Session: n.id, Verb: subjects.Ack}, data) }
+		for range 3 {
+			for range emptyPerSecond {
+				say()
+			}
+			pass(time.Second)
+		}
+		if len(r.misbehaved) != 0 {
+			t.Fatal(r.misbehaved)
+		}
+		for range emptyPerSecond + int(patience/hastyAck) {
+			say()
+		}
+		if len(r.misbehaved) != 1 || r.misbehaved[0] != "n/4/ack" {
+			t.Fatal(r.misbehaved)
+		}
+	})
 }

@@ -169,7 +169,7 @@ func (d *Dispatcher) resume() {
 		again := s.life.cancelled && s.life.held()
 		heard := s.heard
 		s.again, s.reconnect = heard, true
-		s.expectInFlight(now) // what was lost comes again
+		s.expectInFlight(now, s.window) // what was lost comes again
 		s.mu.Unlock()
 		s.wakeUp()
 		if again {

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 
 	"github.com/iop-fabric/iop/subjects"
 )
@@ -19,6 +20,27 @@ type session struct {
 	listed  bool
 	conduct conduct
 	down    downlink
+	acks    ackPace
+
+	lost atomic.Bool // by its conduct: nothing it says is looked at any more
+}
+
+// ackPace counts the messages of acknowledgements of one second, and those of them that
+// said nothing new.
+type ackPace struct {
+	at       int64 // unix seconds
+	n, empty int
+}
+
+func (p *ackPace) hasty(unix int64, empty bool) bool {
+	if unix != p.at {
+		*p = ackPace{at: unix}
+	}
+	p.n++
+	if empty {
+		p.empty++
+	}
+	return p.n > acksPerSecond || (empty && p.empty > emptyPerSecond)
 }
 
 // owed is one entry of the next acknowledgement: a stream's, whatever it is by

@@ -60,10 +60,17 @@ type stream struct {
 	inFlight      int // bytes of messages
 	inFlightUntil time.Time
 
+	// What came that was not delivered: frames behind a gap, and ones that were there
+	// already. Whatever is delivered makes up for a window of it, and time does.
+	wasted   int
+	wastedAt time.Time
+
 	delivered uint64    // sequences delivered in order
 	gapSince  time.Time // since when the next one is missing; zero: it is not
 
 	body bodyAck // what the Node acknowledged of the request's body
+
+	saidAcked, saidCredit uint64 // the most that it ever did, of what it said
 
 	out [4]tunnel.RecvEffect // room for a step's effects
 }
@@ -136,6 +143,9 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 		}
 	}
 	if !deliver {
+		if s.waste(now, f.size) {
+			return s.receiveBroken(now, f.size, terminal, breachRepeats)
+		}
 		if f.Sequence > s.delivered+1 && s.gapSince.IsZero() && s.life.state == open {
 			s.gapSince = now
 			s.wakeUp()
@@ -143,6 +153,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 		return orders{}, n, breachNone, dropped
 	}
 	s.delivered++
+	s.wasted = max(0, s.wasted-int(s.recv.Window())) //nolint:gosec // at most 4 MiB
 	s.gapSince = time.Time{}
 	if b = s.order.next(&f.ProviderTunnelFrame); b != breachNone {
 		return s.receiveBroken(now, f.size, terminal, b)
@@ -182,8 +193,14 @@ func (s *stream) finish(f *frame) {
 func (s *stream) receiveBroken(now time.Time, size int, terminal bool, b breach) (orders, need, breach, fate) {
 	var o orders
 	if !s.broken {
+		// What was granted may be on its way, with as much as headers take; and where a
+		// gap is open, what was asked for again.
+		bytes := s.recv.Granted() * 5 / 4
+		if !s.gapSince.IsZero() {
+			bytes += s.recv.Window()
+		}
 		s.broken, s.gapSince = true, time.Time{}
-		s.expectInFlight(now)
+		s.expectInFlight(now, bytes+tunnel.TerminalReserve)
 		o = s.life.cutBy(b.err())
 		s.wakeUp()
 	} else {
@@ -200,17 +217,41 @@ func (s *stream) receiveBroken(now time.Time, size int, terminal bool, b breach)
 // before the Node could know, if they are no more than a window.
 const inFlightFor = time.Second
 
-func (s *stream) expectInFlight(now time.Time) {
-	s.inFlight, s.inFlightUntil = int(s.window), now.Add(inFlightFor) //nolint:gosec // a window is at most 4 MiB
+func (s *stream) expectInFlight(now time.Time, bytes uint64) {
+	s.inFlight, s.inFlightUntil = int(bytes), now.Add(inFlightFor) //nolint:gosec // some windows
 }
 
-// goesOn says whether one more message of a broken stream is one too many (J8).
+// goesOn says whether one more message of a broken stream is one too many (J8): it may
+// come late, over a slow link, but there can be no more of them than was granted.
 func (s *stream) goesOn(now time.Time, size int) breach {
 	s.inFlight = max(0, s.inFlight-size-wire.FrameOverhead)
-	if s.inFlight > 0 && !now.After(s.inFlightUntil) {
+	switch {
+	case s.inFlight == 0:
+		return breachGoingOn
+	case now.After(s.inFlightUntil):
+		return breachTrailing
+	default:
 		return breachNone
 	}
-	return breachGoingOn
+}
+
+const (
+	// wasteWindows is how many windows may come in vain while nothing is delivered: one
+	// frame that is lost costs all that is on its way behind it, and what is repeated may
+	// be lost again. wasteEvery is how soon one of them is forgotten.
+	wasteWindows = 16
+	wasteEvery   = 100 * time.Millisecond
+)
+
+// waste notes a message that came in vain, and says whether it is one too many (J8).
+func (s *stream) waste(now time.Time, size int) bool {
+	window := int(s.recv.Window()) //nolint:gosec // at most 4 MiB
+	if s.wasted > 0 {
+		s.wasted = max(0, s.wasted-int(float64(window)*float64(now.Sub(s.wastedAt))/float64(wasteEvery)))
+	}
+	s.wastedAt = now
+	s.wasted += size + wire.FrameOverhead
+	return s.wasted > wasteWindows*window
 }
 
 func (s *stream) push(f *frame) {

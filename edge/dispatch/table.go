@@ -29,6 +29,8 @@ const (
 	// lateAcks is how many acknowledgements of a run may come after its end: one
 	// for each of the largest frames that were on their way to the Node.
 	lateAcks = wire.MaxWindow / wire.MaxBody
+	// lateFrames is how much of a run may come after its end: all that was on its way.
+	lateFrames = 2 * wire.MaxWindow / wire.FrameOverhead
 )
 
 type shard struct {
@@ -42,10 +44,11 @@ type shard struct {
 }
 
 // finished says of a run by which session it was served and which sequence its
-// terminal had.
+// terminal had; 0: it had none, nobody answered its cancel.
 type finished struct {
 	key, acked uint64
 	acks       uint32 // that came late
+	late       uint32 // frames that did, in units of wire.FrameOverhead
 }
 
 type remembered struct {
@@ -110,9 +113,9 @@ func (t *table) forgetSlot(s *stream) {
 	t.slotMu.Unlock()
 }
 
-// remove takes a stream out; acked, if not 0, is what repetitions of its
-// terminal are answered with from now on.
-func (t *table) remove(s *stream, acked uint64, now int64) {
+// remove takes a stream out. remember: its Node may still speak of it; acked, if not 0,
+// is what repetitions of its terminal are answered with from now on.
+func (t *table) remove(s *stream, remember bool, acked uint64, now int64) {
 	t.forgetSlot(s)
 	sh := t.shard(s.hash)
 	sh.mu.Lock()
@@ -120,7 +123,7 @@ func (t *table) remove(s *stream, acked uint64, now int64) {
 	if sh.open[s.run] == s {
 		delete(sh.open, s.run)
 	}
-	if acked > 0 {
+	if remember {
 		sh.remember(s.hash, finished{key: s.sess.key, acked: acked}, now)
 	}
 }
@@ -144,13 +147,20 @@ func (sh *shard) remember(hash uint64, f finished, now int64) {
 	sh.done[hash] = f
 }
 
-// ended says what is remembered of a run.
-func (t *table) ended(hash uint64) (finished, bool) {
+// lateFrame notes a frame of that size of a run that ended. It reports whether it was one
+// of that session's, and whether it is one too many.
+func (t *table) lateFrame(hash, key uint64, size int) (f finished, ok, over bool) {
 	sh := t.shard(hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	f, ok := sh.done[hash]
-	return f, ok
+	if f, ok = sh.done[hash]; !ok || f.key != key {
+		return f, false, false
+	}
+	if over = f.late >= lateFrames; !over {
+		f.late += uint32(1 + min(size, wire.MaxMessage)/wire.FrameOverhead) //nolint:gosec // of a message
+		sh.done[hash] = f
+	}
+	return f, true, over
 }
 
 // lateAck notes an acknowledgement of a run that is not open. It reports whether a

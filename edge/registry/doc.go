@@ -30,7 +30,7 @@
 //	I5  An event of a generation below the highest leaves the state bit-identical:
 //	    AppendKey is equal before and after (F5).
 //	I6  Who speaks without being the owner is told by a fence, once a second at
-//	    most (F10).
+//	    most (F10); that it floods it is told, and the broker with it, at once (J8).
 //
 // The loop reports ReadyAckSent or ReadyAckFailed before it reads its next
 // event. It applies FenceGeneration and Activate to the pool in the order they

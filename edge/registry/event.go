@@ -63,7 +63,8 @@ type (
 		Node string
 		Gen  uint64
 	}
-	// Misbehaved: the session goes on breaking the rules of streams (J8).
+	// Misbehaved: the session goes on breaking the rules of streams, or floods (J8). Who
+	// says so does it once for each session, or more and more seldom.
 	Misbehaved struct {
 		Node string
 		Gen  uint64
@@ -117,7 +118,8 @@ type (
 		Reason Reason
 		Class  wire.Class
 	}
-	// SendFence tells a session that it is not, or no more, the owner.
+	// SendFence tells a session that it is not, or no more, the owner. By the class
+	// protocol the broker closes it at once, and keeps its node out for a while.
 	SendFence struct {
 		Node   string
 		Gen    uint64

@@ -54,7 +54,10 @@ func (l *ledger) follow(t *rapid.T, now time.Time, effects []Effect) {
 			}
 		case SendFence:
 			s := session{e.Node, e.Gen}
-			if at, ok := l.fenced[s]; ok && now.Sub(at) < time.Second {
+			if (e.Reason == Misbehaving) != (e.Class == wire.Protocol) {
+				t.Fatalf("%+v: the broker closes by the class", e)
+			}
+			if at, ok := l.fenced[s]; ok && now.Sub(at) < time.Second && e.Reason != Misbehaving {
 				t.Fatalf("I6: fenced after %v", now.Sub(at))
 			}
 			l.fenced[s] = now

@@ -40,7 +40,7 @@ func (r *Registry) Step(now time.Time, ev Event, out []Effect) []Effect {
 		if n := r.current(e.Node, e.Gen); n != nil && n.state.Owns() {
 			return r.evict(now, e.Node, n, Misbehaving, out)
 		}
-		return out
+		return r.fence(now, e.Node, e.Gen, Misbehaving, out) // it owns nothing, and floods all the same
 	case DeadlinePassed:
 		return r.deadlinePassed(now, out)
 	case ConfigChanged:
@@ -306,8 +306,15 @@ func (r *Registry) tellOver(now time.Time, name string, gen uint64, out []Effect
 	return r.fence(now, name, gen, why, out)
 }
 
+// fence tells a session that it is over, within the limiter's bound. A flood is told of
+// at once, for the broker closes the session by it: the class says so. That event comes
+// more and more seldom by itself.
 func (r *Registry) fence(now time.Time, name string, gen uint64, why Reason, out []Effect) []Effect {
-	if !r.fences.allow(now, session{name, gen}) {
+	allowed := r.fences.allow(now, session{name, gen})
+	switch {
+	case why == Misbehaving:
+		return append(out, SendFence{name, gen, why, wire.Protocol})
+	case !allowed:
 		return out
 	}
 	return append(out, SendFence{name, gen, why, wire.SessionEnded})

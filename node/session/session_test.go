@@ -70,6 +70,7 @@ func TestIdentify(t *testing.T) {
 		"revoked":                "revoked",
 		"duplicate":              "duplicate",
 		"duplicate.soon":         "duplicate.soon",
+		"misbehaved.946684800":   "misbehaved: this node broke rules of the protocol and is let in again at 2000-01-01T00:00:00Z",
 		"duplicate.946684800":    "duplicate: another instance of this node is connected since 2000-01-01T00:00:00Z",
 		"unknown_node.946684800": "unknown_node.946684800",
 		"duplicate.-1":           "duplicate: another instance of this node is connected since 1969-12-31T23:59:59Z",

@@ -248,10 +248,16 @@ func Identify(user, edge, node string) (s subjects.Session, denied string, err e
 // Told is what the lobby's words mean to people.
 func Told(denied string) string {
 	word, detail, _ := strings.Cut(denied, ".")
-	if Reason(word) == Duplicate {
-		if since, err := strconv.ParseInt(detail, 10, 64); err == nil {
-			return "duplicate: another instance of this node is connected since " + time.Unix(since, 0).UTC().Format(time.RFC3339)
-		}
+	at := time.Time{}
+	if when, err := strconv.ParseInt(detail, 10, 64); err == nil {
+		at = time.Unix(when, 0).UTC()
+	}
+	switch {
+	case at.IsZero():
+	case Reason(word) == Duplicate:
+		return "duplicate: another instance of this node is connected since " + at.Format(time.RFC3339)
+	case word == "misbehaved":
+		return "misbehaved: this node broke rules of the protocol and is let in again at " + at.Format(time.RFC3339)
 	}
 	return denied
 }

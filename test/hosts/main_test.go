@@ -28,6 +28,10 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	if attack := os.Getenv(flooderAttack); attack != "" {
+		fmt.Fprintln(os.Stderr, flood(attack, os.Getenv(flooderConfig)))
+		os.Exit(1)
+	}
 	dir, err := os.MkdirTemp("", "iop-hosts-*")
 	if err == nil {
 		binary = filepath.Join(dir, "iop")
