@@ -83,6 +83,8 @@ type streams struct {
 	away     []string // refused, without a stream to remember it
 	bodies   int      // streams that receive a body
 
+	arrivals bodies
+
 	// The send loop's alone.
 	spare   []*stream // dirty's other half
 	mails   mail      // the slices of the last mail, for the next stream to fill
@@ -209,10 +211,10 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 	}
 	if req.GetBodyFollows() && req.GetBodySize() <= math.MaxInt64 {
 		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{MaxWindow: s.bodyWindow()})
-		st.body = newBodyReader(ctx, &st.watch, s.run, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
+		st.body = newBodyReader(ctx, &st.watch, s.run, &s.arrivals, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
-		st.bodyAt = now.Add(bodyBound)
+		st.bodyAt = s.arrivals.silentAt(now)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
