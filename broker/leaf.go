@@ -187,7 +187,7 @@ max_connections: 16384
 max_control_line: 4KB
 max_payload: 1MB
 max_pending: 64MB
-write_deadline: "10s"
+write_deadline: "30s"
 ping_interval: "15s"
 ping_max: 2
 system_account: %s

@@ -121,7 +121,7 @@ max_connections: 16384
 max_control_line: 4KB
 max_payload: 1MB
 max_pending: 64MB
-write_deadline: "10s"
+write_deadline: "30s"  # what is on its way to a Node behind a narrow link may take a while
 ping_interval: "15s"  # a callout may take as long; shorter cuts the time to connect
 ping_max: 2
 tls {

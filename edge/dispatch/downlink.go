@@ -24,7 +24,7 @@ import (
 type downlink struct {
 	limit, flight int
 	sent, passed  uint64        // frames by the order in which they left; the newest that arrived
-	quick         time.Duration // the shortest round trip; 0: none was seen
+	quick, trip   time.Duration // the shortest round trip, and the smoothed one; 0: none was seen
 	moved         time.Time     // when something arrived last, or was sent where nothing was on its way
 	halved        time.Time
 	lanes         []*lane
@@ -37,12 +37,12 @@ type lane struct {
 	frames []underWay // not acknowledged, by sequence
 }
 
-// underWay is a frame that was sent: when for the last time, and as the how manyth.
+// underWay is a frame that was sent: as the how manyth first and last, and when last.
 type underWay struct {
-	number uint64
-	cost   int
-	at     time.Time
-	again  bool
+	first, number uint64
+	cost          int
+	at            time.Time
+	again         bool
 }
 
 const (
@@ -54,8 +54,9 @@ const (
 	// maxDownlink bounds what is under way to one session: what a broker keeps for one
 	// connection is as much.
 	maxDownlink = 64 << 20
-	// silentFor is how long nothing may arrive of anything before those behind ask too.
-	silentFor = 2 * time.Second
+	// longestTrip is how long what is first is waited for on the slowest link, and how
+	// long nothing may arrive of anything before those behind it ask too.
+	longestTrip = 5 * time.Second
 )
 
 func newDownlink() downlink { return downlink{limit: minDownlink} }
@@ -103,7 +104,7 @@ func (d *downlink) put(now time.Time, l *lane, i, cost int) {
 		d.moved = now
 	}
 	d.flight += cost
-	l.frames = append(l.frames, underWay{number: d.sent, cost: cost, at: now})
+	l.frames = append(l.frames, underWay{first: d.sent, number: d.sent, cost: cost, at: now})
 	d.call() // the next may have room too
 }
 
@@ -116,7 +117,7 @@ func (d *downlink) arrived(now time.Time, l *lane, n int) {
 	last, freed, full := l.frames[n-1], 0, d.flight+wire.MaxBody > d.limit
 	for _, f := range l.frames[:n] {
 		freed += f.cost
-		d.passed = max(d.passed, f.number)
+		d.passed = max(d.passed, f.first) // which copy arrived nobody knows
 	}
 	l.frames = slices.Delete(l.frames, 0, n)
 	d.flight -= freed
@@ -129,9 +130,11 @@ func (d *downlink) arrived(now time.Time, l *lane, n int) {
 
 // measured follows the round trip of a frame that was sent once.
 func (d *downlink) measured(now time.Time, took time.Duration, freed int, full bool) {
-	if d.quick == 0 || took < d.quick {
-		d.quick = max(took, 1)
+	if d.quick == 0 {
+		d.quick, d.trip = max(took, 1), took
 	}
+	d.quick = min(d.quick, max(took, 1))
+	d.trip += (took - d.trip) / 4
 	switch queue := took - 2*d.quick; {
 	case queue <= shortQueue && full:
 		d.limit = min(d.limit+freed, maxDownlink)
@@ -140,14 +143,21 @@ func (d *downlink) measured(now time.Time, took time.Duration, freed int, full b
 	}
 }
 
-// late says that the lane's frames are behind others that have not arrived, and that
-// those do arrive, or are not overdue themselves.
+// late says that the lane's frames are not missing yet: they are behind others that have
+// not arrived, and whose streams ask; or what is first left not longer ago than two round
+// trips.
 func (d *downlink) late(now time.Time, l *lane) bool {
-	if len(l.frames) == 0 || now.Sub(d.moved) >= silentFor || d.passed > l.frames[len(l.frames)-1].number {
+	if len(l.frames) == 0 {
 		return false
 	}
-	first := l.frames[0].number
-	return slices.ContainsFunc(d.lanes, func(o *lane) bool { return len(o.frames) > 0 && o.frames[0].number < first })
+	first, last := l.frames[0].first, l.frames[len(l.frames)-1]
+	switch {
+	case d.passed > last.number || now.Sub(d.moved) >= longestTrip:
+		return false
+	case now.Sub(last.at) < min(2*d.trip, longestTrip):
+		return true
+	}
+	return slices.ContainsFunc(d.lanes, func(o *lane) bool { return len(o.frames) > 0 && o.frames[0].first < first })
 }
 
 // call wakes the first that waits, if there is room for it.

@@ -266,16 +266,26 @@ func TestLateIsNotMissing(t *testing.T) {
 	if !d.late(now, b) {
 		t.Error("the first has not arrived, so the second cannot have")
 	}
-	if d.late(now.Add(silentFor), b) {
+	if d.late(now.Add(longestTrip), b) {
 		t.Error("nothing arrives at all: the second may ask")
 	}
 	d.put(now, a, 1, 1000)
 	d.arrived(now, a, 1)
-	if d.late(now, b) {
+	if !d.late(now, b) {
+		t.Error("two round trips are not over since it left")
+	}
+	if d.late(now.Add(silenceBound/50), b) {
 		t.Error("nothing is before the second any more")
 	}
 	d.arrived(now, a, 1)
 	if d.late(now, b) {
 		t.Error("what left after the second has arrived")
+	}
+	d.put(now, b, 0, 1000) // it asks
+	d.put(now, a, 0, 1000)
+	d.arrived(now, b, 1) // by which copy nobody knows
+	d.put(now, b, 0, 1000)
+	if d.passed > d.sent-3 {
+		t.Error("the copy that was sent last is taken for the one that arrived")
 	}
 }

@@ -24,6 +24,7 @@ type metrics struct {
 	bytes     prometheus.Counter
 	acks      prometheus.Counter
 	repeats   prometheus.Counter
+	resent    prometheus.Counter
 	lost      prometheus.Counter
 }
 
@@ -45,6 +46,7 @@ func newMetrics(reg prometheus.Registerer, open func() int) *metrics {
 		bytes:     one("iop_edge_answer_bytes_total", "Body bytes delivered to callers."),
 		acks:      one("iop_edge_ack_messages_total", "Messages of acknowledgements sent to Nodes."),
 		repeats:   one("iop_edge_request_repeats_total", "Requests published again because nothing was heard of them."),
+		resent:    one("iop_edge_body_frames_resent_total", "Frames of requests' bodies sent again."),
 		lost:      one("iop_edge_sessions_misbehaved_total", "Sessions given up because their Node went on breaking rules."),
 	}
 	for _, c := range wire.Classes {
@@ -60,7 +62,7 @@ func newMetrics(reg prometheus.Registerer, open func() int) *metrics {
 		m.breaches = append(m.breaches, breaches.WithLabelValues(name))
 	}
 	if reg != nil {
-		reg.MustRegister(terminals, returns, dropped, breaches, m.bytes, m.acks, m.repeats, m.lost,
+		reg.MustRegister(terminals, returns, dropped, breaches, m.bytes, m.acks, m.repeats, m.resent, m.lost,
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "iop_edge_attempts_open", Help: "Attempts that have not ended, those of callers who left included.",
 			}, func() float64 { return float64(open()) }))

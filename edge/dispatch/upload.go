@@ -172,6 +172,9 @@ func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.
 					l.put(now, &u.lane, int(ef.Frame.Seq-acked-1), ef.Frame.Body+wire.FrameOverhead) //nolint:gosec // a window of frames at most
 				})
 			}
+			if ef.Again {
+				u.d.metrics.resent.Inc()
+			}
 			// What the bus does not take is lost like any message, and repeated.
 			_ = u.d.deps.Bus.PublishRequest(u.subject, u.reply, ef.Frame.Data)
 		case tunnel.ReleaseFrame:

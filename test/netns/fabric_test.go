@@ -418,19 +418,22 @@ func (f *fabric) open(model string, tokens int, delay time.Duration) *stream {
 
 func (f *fabric) request(ctx context.Context, model string, tokens int, delay time.Duration) *stream {
 	f.t.Helper()
-	return f.send(ctx, model, fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"demo:tokens=%d demo:delay=%v"}]}`, model, tokens, delay))
+	s, err := f.send(ctx, model, fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"demo:tokens=%d demo:delay=%v"}]}`, model, tokens, delay))
+	must(f.t, err)
+	return s
 }
 
 // send posts a body, and returns once the answer has begun.
-func (f *fabric) send(ctx context.Context, model, body string) *stream {
-	f.t.Helper()
+func (f *fabric) send(ctx context.Context, model, body string) (*stream, error) {
 	s := &stream{f: f, model: model}
 	resp, err := f.post(ctx, body)
-	must(f.t, err)
+	if err != nil {
+		return nil, err
+	}
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		f.t.Fatalf("%s: %d %s", model, resp.StatusCode, b)
+		return nil, fmt.Errorf("%s: %d %s", model, resp.StatusCode, b)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -439,7 +442,7 @@ func (f *fabric) send(ctx context.Context, model, body string) *stream {
 		s.readAll(resp.Body)
 	}()
 	f.t.Cleanup(func() { resp.Body.Close(); <-done })
-	return s
+	return s, nil
 }
 
 func (f *fabric) post(ctx context.Context, body string) (*http.Response, error) {

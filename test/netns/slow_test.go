@@ -4,9 +4,13 @@ package netns
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/iop-fabric/iop/wire"
 )
 
 // narrow gives what the host sends a rate, and narrowDown what is sent to it: a queue
@@ -64,12 +68,23 @@ func TestFullLinkIsNoLoss(t *testing.T) {
 	node := f.start("node-n1")
 	edge.connected("n1", 0)
 	sixfold := func(body string) (all []*stream) { // all of each on its way at once: ten seconds of the link
-		got := make(chan *stream)
+		got, failed := make(chan *stream, 6), make(chan error, 6)
 		for range 6 {
-			go func() { got <- f.send(t.Context(), "n1", body) }()
+			go func() {
+				if s, err := f.send(t.Context(), "n1", body); err != nil {
+					failed <- err
+				} else {
+					got <- s
+				}
+			}()
 		}
 		for range 6 {
-			all = append(all, <-got)
+			select {
+			case s := <-got:
+				all = append(all, s)
+			case err := <-failed:
+				t.Fatal(err)
+			}
 		}
 		for _, s := range all {
 			_, _ = s.end() // looked at below
@@ -94,6 +109,60 @@ func TestFullLinkIsNoLoss(t *testing.T) {
 	}
 	t.Logf("bodies: %v", time.Since(began).Round(time.Millisecond))
 	if n := edge.log.Count("node.disconnected"); n != 0 {
+		t.Errorf("%d sessions have ended", n)
+	}
+}
+
+// Many bodies at once for a Node behind a narrow downlink share it: none is given up,
+// next to nothing is sent twice, and the Node, which can do nothing for its link, is
+// blamed for none of it. A stream of tokens beside them goes on.
+//
+// Contract: J7 J2 J8
+func TestBodiesShareANarrowDownlink(t *testing.T) {
+	const bodies, size = 8, 384 << 10 // twelve seconds of the link
+	f := newFabric(t, plan{brokers: 1, nodes: []string{"n1"}})
+	f.start("broker-1")
+	edge := f.start("edge")
+	node := f.start("node-n1")
+	edge.connected("n1", 0)
+	node.narrowDown("2mbit")
+	began := time.Now()
+	beside := f.open("n1", tokens, pace)
+	body := fmt.Sprintf(`{"model":"n1","messages":[{"role":"user","content":"%s"}]}`, strings.Repeat("x", size))
+	done := make(chan string, bodies)
+	for range bodies {
+		go func() {
+			resp, err := f.post(t.Context(), body)
+			if err != nil {
+				done <- err.Error()
+				return
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(b), "You said: xxx") {
+				done <- fmt.Sprintf("%d %.300s %v", resp.StatusCode, b, err)
+				return
+			}
+			done <- ""
+		}()
+	}
+	for range bodies {
+		if fault := <-done; fault != "" {
+			t.Errorf("a body did not come through: %s", fault)
+		}
+	}
+	again := edge.metric("iop_edge_body_frames_resent_total")
+	t.Logf("%d bodies of %d KiB in %v; %v frames and %v requests sent again", bodies, size>>10, time.Since(began).Round(time.Millisecond), again, edge.metric("iop_edge_request_repeats_total"))
+	if again > bodies*size/wire.MaxBody/2 {
+		t.Errorf("%v of %d frames were sent again", again, bodies*size/wire.MaxBody)
+	}
+	node.narrowDown("1gbit")
+	f.whole(tokens, beside)
+	if n := edge.metric("iop_edge_stream_breaches_total"); n > 0 {
+		t.Errorf("the Node is blamed %v times", n)
+	}
+	edge.connected("n1", 0)
+	if n := edge.log.Count("node.disconnected"); n > 0 {
 		t.Errorf("%d sessions have ended", n)
 	}
 }
