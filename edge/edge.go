@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/iop-fabric/iop/configs"
@@ -211,7 +210,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	answers, cutAnswers := context.WithCancelCause(base)
 	defer cutAnswers(nil)
 	callers.BaseContext = func(net.Listener) context.Context { return answers }
-	serve(callers, netutil.LimitListener(e.listener, connectionLimit(e.cfg.Limits.Connections)))
+	serve(callers, httpapi.Listener(e.listener, connectionLimit(e.cfg.Limits.Connections)))
 
 	switch err = e.connect(ctx, partCtx, &parts); {
 	case err == nil:

@@ -226,7 +226,7 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 	why := a.admit(x, r)
 	abort := x.conclude(r, why)
 	a.record(r.Context(), x, why)
-	if abort {
+	if abort && !x.reset() {
 		panic(http.ErrAbortHandler) // net/http's way to break the connection
 	}
 }

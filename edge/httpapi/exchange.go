@@ -21,6 +21,9 @@ type exchange struct {
 	w   http.ResponseWriter
 	rc  *http.ResponseController
 	h2  bool
+	// chunks: an answer without a length goes out in chunks, which have an end of
+	// their own. HTTP/1.0 has none.
+	chunks bool
 	// dialect is the route's, or where there is none what the path looks like.
 	dialect dialect
 	coding  coding // of the caller's body
@@ -70,7 +73,7 @@ type exchange struct {
 
 func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{
-		api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2,
+		api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2, chunks: r.ProtoAtLeast(1, 1),
 		began: a.now(), route: &otherRoute, length: -1,
 	}
 	x.unread = !x.h2 && r.ContentLength != 0
