@@ -340,7 +340,8 @@ func (e *Edge) subscribe(ctx context.Context) error {
 	return nil
 }
 
-// checkReady is /readyz: the broker is there and at least one node is ready.
+// checkReady is /readyz: the broker is there, at least one node is ready, and one was
+// asked what it offers, where that is the list of models.
 func (e *Edge) checkReady() error {
 	if e.stopping.Load() {
 		return errors.New("stopping")
@@ -357,6 +358,11 @@ func (e *Edge) checkReady() error {
 	}
 	if len(*e.loop.live.Load()) == 0 {
 		return errors.New("no node is ready")
+	}
+	select {
+	case <-e.offers:
+	default:
+		return errors.New("no node was asked for its models yet")
 	}
 	return nil
 }
