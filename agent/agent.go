@@ -106,6 +106,13 @@ const (
 	CodeUnknown Code = "unknown"
 )
 
+// MetaReason is the key of a Failure's metadata that says in a word what an operator
+// looks at first. ReasonRefused: nobody listens at the provider's address.
+const (
+	MetaReason    = "reason"
+	ReasonRefused = "refused"
+)
+
 // Failure is how a provider fails: a stable code, a message for people, and
 // nothing secret (AR8).
 type Failure struct {

@@ -143,6 +143,9 @@ func (st *stream) fail(why *wire.Error) {
 	if f.Error == "" {
 		f.Error = "failed: " + f.ErrorClass
 	}
+	if why.Refused {
+		f.Metadata = map[string]string{wire.MetaReason: wire.ReasonRefused}
+	}
 	if st.frame(&f, true) {
 		st.all.ended(st, why)
 	}

@@ -295,6 +295,20 @@ func errSessionEnded(cause string) *wire.Error {
 	return wire.Errorf(wire.SessionEnded, "the node's session ended: %s", cause)
 }
 
+// Progresses reports whether a frame of an attempt at the adapter has come since then:
+// whoever answers is not gone.
+func (d *Dispatcher) Progresses(node, adapter string, since time.Time) (yes bool) {
+	d.table.each(func(s *stream) {
+		if s.slot.Node != node || s.slot.Adapter != adapter {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		yes = yes || s.came.After(since)
+	})
+	return yes
+}
+
 // apply does what a step of a life ordered. direct: the caller may wait for the
 // bus; else Run publishes.
 func (d *Dispatcher) apply(s *stream, o orders, direct bool) {

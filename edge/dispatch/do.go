@@ -149,7 +149,7 @@ func (c *call) send(a *Attempt) *wire.Error {
 	now := c.d.now()
 	c.request, c.repeat, c.repeatAt = data, firstRepeat, now.Add(firstRepeat)
 	if a.Timeout > 0 {
-		c.deadline = now.Add(a.Timeout)
+		c.deadline = now.Add(a.Timeout + a.Grace)
 	}
 	if req.BodyFollows {
 		c.up = newUpload(c.d, c.s, a.Body, a.BodySize)
@@ -353,6 +353,7 @@ func (c *call) deliver(f *frame) (terminal bool, outcome *wire.Error, err error)
 		text := strings.ToValidUTF8(f.Error[:min(len(f.Error), maxText)], "")
 		// Cloned, for the message they are part of is large and goes.
 		terminal, outcome = true, wire.FromPeer(f.ErrorClass, strings.Clone(text))
+		outcome.Refused = outcome.Class == wire.Unreachable && f.Metadata[wire.MetaReason] == wire.ReasonRefused
 	default:
 		terminal = f.End
 	}

@@ -48,9 +48,10 @@ type stream struct {
 	head      int
 	unread    int // bytes the inbox keeps alive
 	heard     bool
-	owed      bool // an acknowledgement is in the session's list
-	again     bool // the next acknowledgement asks for what follows it
-	reconnect bool // the connection was re-made since Do looked
+	came      time.Time // when the last frame did
+	owed      bool      // an acknowledgement is in the session's list
+	again     bool      // the next acknowledgement asks for what follows it
+	reconnect bool      // the connection was re-made since Do looked
 
 	// Once the rules were broken there is no sequence to keep: all is
 	// acknowledged, so that the Node comes to its terminal.
@@ -111,7 +112,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.heard = true
+	s.heard, s.came = true, now
 	if decoded {
 		s.highest = max(s.highest, f.Sequence)
 	}

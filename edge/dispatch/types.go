@@ -25,6 +25,9 @@ type Attempt struct {
 	Stream   bool
 	// Timeout is the deadline of the whole attempt; 0: none.
 	Timeout time.Duration
+	// Grace is how much longer Edge waits for the Node to say that Timeout passed, so
+	// that a late answer can be told from a provider that hung.
+	Grace time.Duration
 	// StallTimeout goes to the Node as response_stall_timeout_ms; 0: its default.
 	StallTimeout time.Duration
 }
