@@ -255,8 +255,9 @@ func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) {
 }
 
 // NoResponders takes the bus's hint that nobody read what was sent about a run.
-// It ends only an attempt of which the Node acknowledged nothing (G4). Even that
-// may have reached a living Node, so it is cancelled, and its slot waits.
+// It ends only an attempt of which the Node acknowledged nothing (G4), once its patience
+// is over; until then the request goes out again soon. Even that may have reached a
+// living Node, so it is cancelled, and its slot waits.
 func (d *Dispatcher) NoResponders(run string) {
 	s := d.table.get(run, d.table.hash(run))
 	if s == nil {
@@ -264,12 +265,19 @@ func (d *Dispatcher) NoResponders(run string) {
 	}
 	var o orders
 	s.mu.Lock()
-	if !s.heard {
+	switch {
+	case s.heard:
+	case d.now().Before(s.patient):
+		s.hinted = true
+	default:
 		o = s.life.cutBy(wire.Errorf(wire.Unreachable, "nobody answers for the node"))
 	}
+	wake := o.cancel || s.hinted
 	s.mu.Unlock()
 	if o.cancel {
 		d.apply(s, o, false)
+	}
+	if wake {
 		s.wakeUp()
 	}
 }
@@ -421,6 +429,9 @@ func (d *Dispatcher) register(a *Attempt) (*stream, *wire.Error) {
 		wake:   make(chan struct{}, 1),
 		hash:   d.table.hash(a.RunID),
 		recv:   tunnel.NewReceiver(tunnel.ReceiverConfig{Window: min(window, wire.MinWindow), MaxWindow: window}),
+	}
+	if a.Patience > 0 {
+		s.patient = d.now().Add(a.Patience)
 	}
 	d.live.Add(1)
 	if !d.table.add(s) {

@@ -450,6 +450,53 @@ func TestA67NoRespondersBeforeAnythingWasAcknowledged(t *testing.T) {
 	})
 }
 
+// A link that is away for a moment costs an attempt without another candidate no more
+// than that: the same request goes out again, more seldom each time, until somebody
+// answers for the Node or its patience is over.
+//
+// Contract: G4 J5 H6
+func TestPatienceOutlivesAShortDropOfTheLink(t *testing.T) {
+	for name, back := range map[string]bool{"back in time": true, "away": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{}, func(t *testing.T, r *rig) {
+				n := r.node("n", 1)
+				a := r.attempt(n, "{}")
+				a.Patience = 30 * time.Second
+				n.conn.Close()
+				began := time.Now()
+				p := r.do(t.Context(), a, &answer{})
+				synctest.Wait()
+				pass(2900 * time.Millisecond)
+				if p.isDone() {
+					t.Fatalf("%+v", p.res)
+				}
+				if !back {
+					wantClass(t, p.wait(), wire.Unreachable)
+					if took := time.Since(began); took < a.Patience || took > a.Patience+lastHurry {
+						t.Error(took)
+					}
+					n = r.node("n", 1)
+					n.send(a.RunID, errorOf(1, wire.Cancelled))
+					synctest.Wait()
+					return
+				}
+				n = r.node("n", 1)
+				if req := <-n.requests; req.RunId != a.RunID || string(req.Body) != "{}" {
+					t.Errorf("%v", req)
+				}
+				if took := time.Since(began); took > 2900*time.Millisecond+lastHurry {
+					t.Error(took)
+				}
+				n.send(a.RunID, whole("x"))
+				wantClass(t, p.wait(), "")
+				if r.how(a.Slot) != pool.ByTerminal || n.count(subjects.Cancel, a.RunID) != 0 {
+					t.Error(r.how(a.Slot))
+				}
+			})
+		})
+	}
+}
+
 // An open stream lives through the hint.
 //
 // Contract: G4

@@ -19,6 +19,10 @@ const (
 	// and ever more seldom.
 	firstRepeat = 500 * time.Millisecond
 	lastRepeat  = 8 * time.Second
+	// Where nobody answered for the Node it is again after firstHurry, and then more
+	// seldom down to once in lastHurry.
+	firstHurry = 100 * time.Millisecond
+	lastHurry  = time.Second
 	// gapBound is how long a missing frame may stay missing (J2).
 	gapBound = 10 * time.Second
 	// maxText bounds the human part of a Node's error.
@@ -35,6 +39,7 @@ type call struct {
 	request  []byte // kept until something was heard of the run
 	repeatAt time.Time
 	repeat   time.Duration
+	hurry    time.Duration // how long after the last hint it went out again
 	deadline time.Time
 	gapDue   time.Time
 	up       *upload // nil: the body is in the request, or is acknowledged
@@ -180,6 +185,12 @@ func (c *call) turn() (more, over bool) {
 	}
 	if v.heard {
 		c.request, c.repeatAt = nil, time.Time{}
+	}
+	if v.hinted && c.request != nil {
+		c.hurry = min(max(2*c.hurry, firstHurry), lastHurry)
+		if at := c.d.now().Add(c.hurry); at.Before(c.repeatAt) {
+			c.repeatAt = at
+		}
 	}
 	if more = v.f != nil; more {
 		c.taken = len(v.f.Body)

@@ -48,6 +48,8 @@ type stream struct {
 	head      int
 	unread    int // bytes the inbox keeps alive
 	heard     bool
+	patient   time.Time // until when a hint that nobody answers is borne
+	hinted    bool      // such a hint came since Do looked
 	came      time.Time // when the last frame did
 	owed      bool      // an acknowledgement is in the session's list
 	again     bool      // the next acknowledgement asks for what follows it
@@ -269,6 +271,7 @@ type view struct {
 	heard     bool
 	gapSince  time.Time
 	reconnect bool
+	hinted    bool
 	body      bodyAck
 }
 
@@ -282,6 +285,7 @@ func (s *stream) next(now time.Time, taken int) (v view) {
 	}
 	v.heard, v.gapSince = s.heard, s.gapSince
 	v.reconnect, s.reconnect = s.reconnect, false
+	v.hinted, s.hinted = s.hinted, false
 	v.body, s.body = s.body, bodyAck{}
 	if v.cut = s.life.cut; v.cut == nil {
 		v.f = s.pop()

@@ -49,6 +49,7 @@ type exchange struct {
 
 	retryOn configs.Statuses        // the model's
 	others  bool                    // another attempt may be made elsewhere
+	unheard bool                    // nobody answered for a node though that was borne
 	giveUp  context.CancelCauseFunc // ends the attempt at hand; nil: its answer is not kept back
 	holding *heldAnswer             // of the attempt at hand
 	held    *heldAnswer             // of the last attempt that had a whole one

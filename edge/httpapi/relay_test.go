@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -245,6 +246,47 @@ func TestTheFirstFailureIsToldWhenNobodyElseIsThere(t *testing.T) {
 	}
 	resp, body := f.chat(plainChat)
 	f.wantError(resp, body, 502, "provider_unreachable")
+}
+
+// That nobody answers for a node is borne where no other candidate is left, and once for
+// each request: elsewhere the next one is asked at once.
+//
+// Contract: G4 E12 H6
+func TestPatienceWhereNobodyElseIsLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		others []int // of each attempt's grant
+		acked  bool  // the Node said so itself: the provider is not there
+		want   []time.Duration
+	}{
+		"one candidate":               {[]int{0, 0}, false, []time.Duration{unheardWait, 0}},
+		"one candidate, but answered": {[]int{0, 0}, true, []time.Duration{unheardWait, unheardWait}},
+		"two of them":                 {[]int{1, 0}, false, []time.Duration{0, unheardWait}},
+		"more than attempts":          {[]int{9, 8, 7}, false, []time.Duration{0, 0, unheardWait}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			n := 0
+			f.pool.acquire = func(context.Context, Want) (Grant, error) {
+				if n == len(c.others) {
+					return Grant{}, pool.ErrNoProvider
+				}
+				n++
+				return Grant{Slot: pool.Slot{ID: uint64(n), Provider: strconv.Itoa(n)}, Others: c.others[n-1]}, nil
+			}
+			f.runner.answer = func(context.Context, dispatch.Attempt, dispatch.Writer) dispatch.Result {
+				return dispatch.Result{Acked: c.acked, Err: wire.Errorf(wire.Unreachable, "nobody")}
+			}
+			resp, body := f.chat(plainChat)
+			f.wantError(resp, body, 502, "provider_unreachable")
+			var got []time.Duration
+			for _, a := range f.runner.all() {
+				got = append(got, a.Patience)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+		})
+	}
 }
 
 // Contract: H6 E6
