@@ -50,6 +50,13 @@ type Sink interface {
 	Trailer(fields []Field) error
 }
 
+// Listener is a Sink that also wants to hear of bytes that are no part of the answer,
+// such as HTTP's 1xx responses. Heard may be called from any goroutine (W2).
+type Listener interface {
+	Sink
+	Heard()
+}
+
 // Exchanger runs raw HTTP exchanges (AR1).
 //
 // Exchange returns nil when the provider's answer was complete, whatever its

@@ -253,6 +253,9 @@ func (s *sink) Start(status int, header []agent.Field, size int64) error {
 	return s.start()
 }
 
+// Heard implements agent.Listener.
+func (s *sink) Heard() { s.st.watch.heard() }
+
 // tellsUsage: only these can hold an OpenAI-shaped usage.
 func tellsUsage(header []agent.Field) bool {
 	for _, h := range header {
