@@ -56,6 +56,7 @@ type exchange struct {
 
 	alive     *keepAlive // nil: off
 	keptAlive bool       // it committed the answer
+	mark      []byte     // what of a byte order mark may not follow
 
 	writeArmed time.Time
 
@@ -288,6 +289,11 @@ func (x *exchange) write(p []byte) error {
 		x.holding = nil
 		if err := x.release(h); err != nil {
 			return err
+		}
+	}
+	if len(x.mark) > 0 {
+		if p = x.unmarked(p); len(p) == 0 {
+			return nil
 		}
 	}
 	if x.bodiless || (x.length >= 0 && x.sent+int64(len(p)) > x.length) {
