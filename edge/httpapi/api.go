@@ -96,7 +96,7 @@ func New(cfg Config, deps Deps) *API {
 		a.keys = append(a.keys, newKeyState(k))
 	}
 	l := cfg.Limits
-	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir}
+	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir, log: a.log}
 	if c := cfg.certificate; c != nil {
 		c.log, c.now = a.log, a.now
 	}

@@ -890,3 +890,21 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 		resp.Body.Close()
 	}
 }
+
+// A folder that takes no body is named to the operator, and to no caller.
+//
+// Contract: T7 D5
+func TestAFolderThatTakesNoBodyIsNamed(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	f := newFixture(t, func(c *Config) { c.SpoolDir = missing }, limits(configs.Limits{BodyMemory: 1 << 10}))
+	doc := `{"model":"tiny","x":"` + strings.Repeat("x", 2<<10) + `"}`
+	resp, body := f.chat(doc)
+	f.wantError(resp, body, 503, "server_busy")
+	if resp.Header.Get("Retry-After") == "" || strings.Contains(body, missing) {
+		t.Errorf("%q %v", body, resp.Header)
+	}
+	f.logs.wait(t, 2)
+	if first, _, _ := strings.Cut(f.logs.String(), "\n"); !strings.Contains(first, `"msg":"edge.spool_failed"`) || !strings.Contains(first, `"dir":"`+missing+`"`) || !strings.Contains(first, `"error":"no such file or directory"`) {
+		t.Error(first)
+	}
+}
