@@ -50,6 +50,13 @@ type Sink interface {
 	Trailer(fields []Field) error
 }
 
+// Listener is a Sink that also wants to hear of bytes that are no part of the answer,
+// such as HTTP's 1xx responses. Heard may be called from any goroutine (W2).
+type Listener interface {
+	Sink
+	Heard()
+}
+
 // Exchanger runs raw HTTP exchanges (AR1).
 //
 // Exchange returns nil when the provider's answer was complete, whatever its
@@ -104,6 +111,13 @@ const (
 	CodeInternal Code = "internal"
 	// CodeUnknown: a code of a later version; the original is in Metadata.
 	CodeUnknown Code = "unknown"
+)
+
+// MetaReason is the key of a Failure's metadata that says in a word what an operator
+// looks at first. ReasonRefused: nobody listens at the provider's address.
+const (
+	MetaReason    = "reason"
+	ReasonRefused = "refused"
 )
 
 // Failure is how a provider fails: a stable code, a message for people, and

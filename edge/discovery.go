@@ -16,9 +16,11 @@ import (
 
 // Bounds of one model list. A list is read within listBound whatever its
 // provider does (A47), and a provider that hung or failed allowedMisses times in a
-// row is taken to list nothing.
+// row is taken to list nothing. The Node is the one that knows that it hung: its word
+// may take listGrace more, over a busy link.
 const (
 	listBound     = 3 * time.Second
+	listGrace     = 5 * time.Second
 	listBytes     = 4 << 20
 	listModels    = 1000
 	listName      = 256
@@ -32,7 +34,7 @@ const listSlots = 1 << 63
 // discovery reads what the adapters of ready nodes list, again and again, and
 // tells the pool (P1, D2).
 type discovery struct {
-	runner   dispatch.Runner
+	runner   lister
 	adapters func(node string) []string
 	adopt    func(node string, gen uint64, adapter string, targets []string)
 	interval time.Duration
@@ -47,12 +49,18 @@ type discovery struct {
 	once    sync.Once
 }
 
+// lister is what discovery needs of a Dispatcher.
+type lister interface {
+	dispatch.Runner
+	Progresses(node, adapter string, since time.Time) bool
+}
+
 type nodeDiscovery struct {
 	gen    uint64
 	cancel context.CancelFunc
 }
 
-func newDiscovery(r dispatch.Runner, adapters func(string) []string, adopt func(string, uint64, string, []string), interval time.Duration, log *slog.Logger) *discovery {
+func newDiscovery(r lister, adapters func(string) []string, adopt func(string, uint64, string, []string), interval time.Duration, log *slog.Logger) *discovery {
 	return &discovery{
 		runner: r, adapters: adapters, adopt: adopt, interval: interval, log: log,
 		running: map[string]*nodeDiscovery{}, first: make(chan struct{}),
@@ -129,15 +137,14 @@ func (d *discovery) watch(ctx context.Context, node string, gen uint64, adapters
 
 // ask reads one list. What stands in it is what the provider offers, and one where
 // nobody listens offers nothing. Where it hangs or fails, its last list stands for
-// a while; where the fabric is at fault, or the Node stops, it stands for good: the
-// session's end says the rest (P6, P9).
+// a while, and for as long as it answers other requests (A56); where the fabric is at
+// fault, or the Node stops, it stands for good: the session's end says the rest (P6, P9).
 func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter string, misses *int) {
-	bound, cancel := context.WithTimeoutCause(ctx, listBound, context.DeadlineExceeded)
-	defer cancel()
+	began := time.Now()
 	w := &listWriter{}
-	res := d.runner.Do(bound, dispatch.Attempt{
+	res := d.runner.Do(ctx, dispatch.Attempt{
 		RunID: wire.NewRunID(), Slot: pool.Slot{ID: listSlots | d.lists.Add(1), Node: node, Gen: gen, Adapter: adapter},
-		Operation: "models", Method: "GET", Timeout: listBound,
+		Operation: "models", Method: "GET", Timeout: listBound, Grace: listGrace,
 	}, w)
 	if ctx.Err() != nil {
 		return
@@ -154,6 +161,9 @@ func (d *discovery) ask(ctx context.Context, node string, gen uint64, adapter st
 		*misses = 0
 		d.adopt(node, gen, adapter, nil)
 	case listMissed:
+		if d.runner.Progresses(node, adapter, began) {
+			return
+		}
 		attrs := []slog.Attr{slog.Int("status", w.status)}
 		if res.Err != nil {
 			attrs = append(attrs, slog.String("class", string(res.Err.Class)))
@@ -179,7 +189,7 @@ type verdict int
 const (
 	listGiven   verdict = iota
 	listGone            // nobody listens there: the Node itself says so
-	listMissed          // it hung, or answered something else
+	listMissed          // it hung, could not be reached, or answered something else
 	listUnasked         // it was not asked: nothing is known of it
 )
 
@@ -187,15 +197,15 @@ func verdictOf(res dispatch.Result, status int) verdict {
 	switch {
 	case res.Err == nil && status == 200:
 		return listGiven
-	case res.Err == nil || res.Err.Class == wire.Deadline:
+	case res.Err == nil:
 		return listMissed
-	case !res.Acked: // no word of the Node: the fabric's own trouble
+	case !wire.IsRemote(res.Err) && res.Err.Class != wire.Protocol: // no word of the Node, or none in time: the fabric's own trouble
 		return listUnasked
+	case res.Err.Refused:
+		return listGone
 	}
 	switch res.Err.Class {
-	case wire.Unreachable:
-		return listGone
-	case wire.Provider, wire.Stalled, wire.Protocol:
+	case wire.Unreachable, wire.Deadline, wire.Provider, wire.Stalled, wire.Protocol:
 		return listMissed
 	default: // the Node stops, is full, or has ended
 		return listUnasked

@@ -7,13 +7,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/iop-fabric/iop/edge/dispatch"
 	"github.com/iop-fabric/iop/wire"
 )
 
 // listRunner answers each model list with the next of its answers.
-type listRunner struct{ answers []listAnswer }
+type listRunner struct {
+	answers  []listAnswer
+	progress bool // the adapter answers other requests
+}
+
+func (r *listRunner) Progresses(string, string, time.Time) bool { return r.progress }
 
 type listAnswer struct {
 	res    dispatch.Result
@@ -39,31 +45,45 @@ func (r *listRunner) Do(_ context.Context, _ dispatch.Attempt, w dispatch.Writer
 //
 // Contract: P1 P6 P9 D7
 func TestWhatTakesAModelAway(t *testing.T) {
-	answer := func(class wire.Class, acked bool) listAnswer {
+	// What Edge finds itself, and what the Node says.
+	own := func(class wire.Class, acked bool) listAnswer {
 		return listAnswer{res: dispatch.Result{Err: wire.Errorf(class, "x"), Acked: acked}}
 	}
+	says := func(class wire.Class) listAnswer {
+		return listAnswer{res: dispatch.Result{Err: wire.FromPeer(string(class), "x"), Acked: true}}
+	}
+	refused := says(wire.Unreachable)
+	refused.res.Err.Refused = true
 	given := listAnswer{res: dispatch.Result{Acked: true}, status: 200, body: `{"data":[{"id":"m"}]}`}
 	busy := listAnswer{res: dispatch.Result{Acked: true}, status: 503, body: `{"error":"busy"}`}
 	for name, c := range map[string]struct {
 		then []listAnswer
 		gone bool
+		busy bool // with other requests, which it answers
 	}{
-		"the broker is away":          {[]listAnswer{answer(wire.Unreachable, false)}, false},
-		"nobody answers for the node": {slices.Repeat([]listAnswer{answer(wire.Unreachable, false)}, 9), false},
-		"the node stops":              {slices.Repeat([]listAnswer{answer(wire.Draining, true)}, 9), false},
-		"its session ended":           {[]listAnswer{answer(wire.SessionEnded, true)}, false},
-		"its gate is full":            {slices.Repeat([]listAnswer{answer(wire.Capacity, true)}, 9), false},
-		"nobody listens there":        {[]listAnswer{answer(wire.Unreachable, true)}, true},
-		"it hung once":                {[]listAnswer{answer(wire.Deadline, true)}, false},
-		"it hung twice":               {slices.Repeat([]listAnswer{answer(wire.Deadline, false)}, 2), false},
-		"it hangs":                    {slices.Repeat([]listAnswer{answer(wire.Deadline, false)}, 3), true},
-		"it was busy":                 {[]listAnswer{busy, busy}, false},
-		"it is busy":                  {[]listAnswer{busy, busy, busy}, true},
-		"it lists nothing":            {[]listAnswer{{res: dispatch.Result{Acked: true}, status: 200, body: `{"data":[]}`}}, true},
-		"a list longer than any":      {[]listAnswer{{res: dispatch.Result{Acked: true}, status: 200, body: strings.Repeat("x", listBytes+1)}}, false},
+		"the broker is away":           {[]listAnswer{own(wire.Unreachable, false)}, false, false},
+		"nobody answers for the node":  {slices.Repeat([]listAnswer{own(wire.Unreachable, false)}, 9), false, false},
+		"the node's answer is late":    {slices.Repeat([]listAnswer{own(wire.Deadline, true)}, 9), false, false},
+		"the node's ack is late":       {slices.Repeat([]listAnswer{own(wire.Deadline, false)}, 9), false, false},
+		"the node stops":               {slices.Repeat([]listAnswer{says(wire.Draining)}, 9), false, false},
+		"its session ended":            {[]listAnswer{own(wire.SessionEnded, true)}, false, false},
+		"its gate is full":             {slices.Repeat([]listAnswer{says(wire.Capacity)}, 9), false, false},
+		"nobody listens there":         {[]listAnswer{refused}, true, false},
+		"it could not be dialled once": {[]listAnswer{says(wire.Unreachable)}, false, false},
+		"it cannot be dialled":         {slices.Repeat([]listAnswer{says(wire.Unreachable)}, 3), true, false},
+		"it hung once":                 {[]listAnswer{says(wire.Deadline)}, false, false},
+		"it hung twice":                {slices.Repeat([]listAnswer{says(wire.Deadline)}, 2), false, false},
+		"it hangs":                     {slices.Repeat([]listAnswer{says(wire.Deadline)}, 3), true, false},
+		"it answers everybody else":    {slices.Repeat([]listAnswer{says(wire.Deadline), says(wire.Unreachable)}, 5), false, true},
+		"it goes while it answers":     {[]listAnswer{refused}, true, true},
+		"it breaks the rules":          {slices.Repeat([]listAnswer{own(wire.Protocol, true)}, 3), true, false},
+		"it was busy":                  {[]listAnswer{busy, busy}, false, false},
+		"it is busy":                   {[]listAnswer{busy, busy, busy}, true, false},
+		"it lists nothing":             {[]listAnswer{{res: dispatch.Result{Acked: true}, status: 200, body: `{"data":[]}`}}, true, false},
+		"a list longer than any":       {[]listAnswer{{res: dispatch.Result{Acked: true}, status: 200, body: strings.Repeat("x", listBytes+1)}}, false, false},
 	} {
 		has := false
-		d := newDiscovery(&listRunner{append([]listAnswer{given}, c.then...)}, nil,
+		d := newDiscovery(&listRunner{append([]listAnswer{given}, c.then...), c.busy}, nil,
 			func(_ string, _ uint64, _ string, targets []string) { has = len(targets) == 1 }, 0, slog.New(slog.DiscardHandler))
 		misses := 0
 		for range 1 + len(c.then) {
@@ -83,7 +103,7 @@ func TestTooManyModelsAreTold(t *testing.T) {
 	}
 	var log strings.Builder
 	n := 0
-	d := newDiscovery(&listRunner{[]listAnswer{{res: dispatch.Result{Acked: true}, status: 200, body: `{"data":[` + strings.Join(ids, ",") + `]}`}}}, nil,
+	d := newDiscovery(&listRunner{answers: []listAnswer{{res: dispatch.Result{Acked: true}, status: 200, body: `{"data":[` + strings.Join(ids, ",") + `]}`}}}, nil,
 		func(_ string, _ uint64, _ string, targets []string) { n = len(targets) }, 0, slog.New(slog.NewTextHandler(&log, nil)))
 	misses := 0
 	d.ask(t.Context(), "n", 1, "a", &misses)

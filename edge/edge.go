@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/iop-fabric/iop/configs"
@@ -211,7 +210,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	answers, cutAnswers := context.WithCancelCause(base)
 	defer cutAnswers(nil)
 	callers.BaseContext = func(net.Listener) context.Context { return answers }
-	serve(callers, netutil.LimitListener(e.listener, connectionLimit(e.cfg.Limits.Connections)))
+	serve(callers, httpapi.Listener(e.listener, connectionLimit(e.cfg.Limits.Connections)))
 
 	switch err = e.connect(ctx, partCtx, &parts); {
 	case err == nil:
@@ -341,7 +340,8 @@ func (e *Edge) subscribe(ctx context.Context) error {
 	return nil
 }
 
-// checkReady is /readyz: the broker is there and at least one node is ready.
+// checkReady is /readyz: the broker is there, at least one node is ready, and one was
+// asked what it offers, where that is the list of models.
 func (e *Edge) checkReady() error {
 	if e.stopping.Load() {
 		return errors.New("stopping")
@@ -358,6 +358,11 @@ func (e *Edge) checkReady() error {
 	}
 	if len(*e.loop.live.Load()) == 0 {
 		return errors.New("no node is ready")
+	}
+	select {
+	case <-e.offers:
+	default:
+		return errors.New("no node was asked for its models yet")
 	}
 	return nil
 }

@@ -85,7 +85,10 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 	}
 	now := g.now()
 	for _, m := range s.Pool.Models {
-		label := g.models.Label(m.Name)
+		label := obs.Other // a name that only callers know is no label
+		if m.Offered || !m.Since.IsZero() {
+			label = g.models.Label(m.Name)
+		}
 		add(g.waiting, label, float64(m.Waiting))
 		wait := 0.0
 		if !m.Oldest.IsZero() {

@@ -27,12 +27,16 @@ func TestGauges(t *testing.T) {
 	s.Nodes = []registry.NodeState{{Node: "n1", Configured: true, Connected: true}, {Node: "n2", Configured: true}, {Node: "stranger", Connected: true}}
 	s.Pool = pool.Snapshot{
 		Providers: []pool.ProviderState{{ID: "n1/a/m", Node: "n1", Status: pool.StatusAvailable, Capacity: 4, InFlight: 3, Queued: 2}},
-		Models:    []pool.ModelState{{Name: "m", Waiting: 2, Oldest: now.Add(-1500 * time.Millisecond)}},
+		Models: []pool.ModelState{
+			{Name: "m", Offered: true, Waiting: 2, Oldest: now.Add(-1500 * time.Millisecond)},
+			{Name: "a caller's word", Waiting: 1, Oldest: now.Add(-time.Second)},
+		},
 	}
 	want := `
 # HELP iop_edge_model_oldest_wait_seconds How long the first request that waits for the model has waited.
 # TYPE iop_edge_model_oldest_wait_seconds gauge
 iop_edge_model_oldest_wait_seconds{model="m"} 1.5
+iop_edge_model_oldest_wait_seconds{model="other"} 1
 # HELP iop_edge_node_connected 1 while the node's session is ready for work.
 # TYPE iop_edge_node_connected gauge
 iop_edge_node_connected{node="n1"} 1
@@ -50,7 +54,7 @@ iop_edge_node_in_flight{node="n2"} 0
 		for i := range 1000 {
 			name := fmt.Sprintf("%d-%d", scrape, i)
 			s.Pool.Providers = append(s.Pool.Providers, pool.ProviderState{ID: name, Node: "n1", InFlight: 1})
-			s.Pool.Models = append(s.Pool.Models, pool.ModelState{Name: name, Waiting: 1})
+			s.Pool.Models = append(s.Pool.Models, pool.ModelState{Name: name, Offered: true, Waiting: 1})
 		}
 		reg := prometheus.NewPedanticRegistry()
 		reg.MustRegister(g)

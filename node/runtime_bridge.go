@@ -116,7 +116,8 @@ func outcome(ctx context.Context, err error) *wire.Error {
 		if !ok {
 			class = wire.Internal
 		}
-		return &wire.Error{Class: class, Message: clip(f.Message)}
+		refused := class == wire.Unreachable && f.Metadata[agent.MetaReason] == agent.ReasonRefused
+		return &wire.Error{Class: class, Message: clip(f.Message), Refused: refused}
 	default:
 		// Nobody vouched for that text, so it stays here (W3).
 		return errAdapter

@@ -57,6 +57,26 @@ func TestA07CommentsAreLife(t *testing.T) {
 	})
 }
 
+// Bytes that are no part of the answer are life too: what says that it works on it.
+//
+// Contract: W2
+func TestInformationalResponsesAreLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{exchange: func(_ context.Context, _ agent.Exchange, sink agent.Sink) error {
+			for range 5 {
+				<-time.After(stallBound - tick)
+				sink.(agent.Listener).Heard()
+			}
+			<-time.After(stallBound - tick)
+			return sink.Start(200, nil, -1)
+		}}).ready()
+		defer r.finish()
+		_, a := r.edge.open(stallIn(stallBound))
+		<-a.ended
+		r.edge.wantClass(a, "END")
+	})
+}
+
 // A provider that falls silent, wherever in its answer, is given up when the bound
 // has passed since its last byte, and its slot is free.
 //

@@ -143,6 +143,9 @@ func (st *stream) fail(why *wire.Error) {
 	if f.Error == "" {
 		f.Error = "failed: " + f.ErrorClass
 	}
+	if why.Refused {
+		f.Metadata = map[string]string{wire.MetaReason: wire.ReasonRefused}
+	}
 	if st.frame(&f, true) {
 		st.all.ended(st, why)
 	}
@@ -249,6 +252,9 @@ func (s *sink) Start(status int, header []agent.Field, size int64) error {
 	}
 	return s.start()
 }
+
+// Heard implements agent.Listener.
+func (s *sink) Heard() { s.st.watch.heard() }
 
 // tellsUsage: only these can hold an OpenAI-shaped usage.
 func tellsUsage(header []agent.Field) bool {

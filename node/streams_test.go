@@ -563,13 +563,19 @@ func TestFailureClasses(t *testing.T) {
 	}{
 		"invalid":     {func(agent.Sink) error { return fail(agent.CodeInvalid) }, "invalid", "told", ""},
 		"unreachable": {func(agent.Sink) error { return fail(agent.CodeUnreachable) }, "unreachable", "told", ""},
-		"deadline":    {func(agent.Sink) error { return fail(agent.CodeDeadline) }, "deadline", "told", ""},
-		"cancelled":   {func(agent.Sink) error { return fail(agent.CodeCancelled) }, "cancelled", "told", ""},
-		"internal":    {func(agent.Sink) error { return fail(agent.CodeInternal) }, "internal", "told", ""},
-		"later code":  {func(agent.Sink) error { return fail("of-2031") }, "internal", "told", ""},
-		"unvouched":   {func(agent.Sink) error { return errors.New("dial http://secret") }, "internal", "the adapter failed", ""},
-		"panic":       {func(agent.Sink) error { panic("secret") }, "internal", "the adapter panicked", ""},
-		"nothing":     {func(agent.Sink) error { return nil }, "internal", "", ""},
+		"refused": {func(agent.Sink) error {
+			return &agent.Failure{Code: agent.CodeUnreachable, Message: "told", Metadata: map[string]string{agent.MetaReason: agent.ReasonRefused}}
+		}, "unreachable", "told", ""},
+		"refused, but begun": {func(agent.Sink) error {
+			return &agent.Failure{Code: agent.CodeProvider, Message: "told", Metadata: map[string]string{agent.MetaReason: agent.ReasonRefused}}
+		}, "provider", "told", ""},
+		"deadline":   {func(agent.Sink) error { return fail(agent.CodeDeadline) }, "deadline", "told", ""},
+		"cancelled":  {func(agent.Sink) error { return fail(agent.CodeCancelled) }, "cancelled", "told", ""},
+		"internal":   {func(agent.Sink) error { return fail(agent.CodeInternal) }, "internal", "told", ""},
+		"later code": {func(agent.Sink) error { return fail("of-2031") }, "internal", "told", ""},
+		"unvouched":  {func(agent.Sink) error { return errors.New("dial http://secret") }, "internal", "the adapter failed", ""},
+		"panic":      {func(agent.Sink) error { panic("secret") }, "internal", "the adapter panicked", ""},
+		"nothing":    {func(agent.Sink) error { return nil }, "internal", "", ""},
 		"cut, small": {func(s agent.Sink) error { // what came before the cut arrives
 			return errors.Join(s.Start(200, begun, 10), s.Body([]byte("half")), fail(agent.CodeProvider))
 		}, "provider", "", "half"},
@@ -609,6 +615,9 @@ func TestFailureClasses(t *testing.T) {
 				}
 				if text := got[len(got)-1].GetError(); c.text != "" && text != c.text {
 					t.Errorf("told %q", text)
+				}
+				if reason := got[len(got)-1].GetMetadata()[wire.MetaReason]; (reason == wire.ReasonRefused) != (name == "refused") {
+					t.Errorf("the reason is %q", reason)
 				}
 				if string(body(got)) != c.sent {
 					t.Errorf("sent %q, not %q", body(got), c.sent)

@@ -57,10 +57,20 @@ func ParseClass(s string) Class {
 	return Protocol
 }
 
+// MetaReason is the key of an ERROR's metadata that says more of the failure, and
+// ReasonRefused the one word that anything depends on.
+const (
+	MetaReason    = "reason"
+	ReasonRefused = "refused"
+)
+
 // Error is a failure with its class. It is what crosses the wire.
 type Error struct {
 	Class   Class
 	Message string
+	// Refused: nobody listens where the provider should be (of Unreachable alone). It
+	// travels as ReasonRefused and informs.
+	Refused bool
 	remote  bool
 	cause   error
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http/httptrace"
+	"net/textproto"
 	"sync"
 	"sync/atomic"
 )
@@ -38,10 +39,18 @@ type attempt struct {
 	start  int64 // c.wrote when the request got c
 	wrote  bool  // on a connection before c
 	reused bool
+	heard  func() // by a 1xx response; nil: nobody wants to know
 }
 
 func (a *attempt) trace() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+	t := &httptrace.ClientTrace{}
+	if heard := a.heard; heard != nil {
+		t.Got1xxResponse = func(int, textproto.MIMEHeader) error {
+			heard()
+			return nil
+		}
+	}
+	t.GotConn = func(info httptrace.GotConnInfo) {
 		nc := info.Conn
 		if t, ok := nc.(*tls.Conn); ok {
 			nc = t.NetConn()
@@ -55,7 +64,8 @@ func (a *attempt) trace() *httptrace.ClientTrace {
 		a.wrote = a.written()
 		a.c, a.start, a.reused = c, c.wrote.Load(), info.Reused
 		c.reused.Store(info.Reused)
-	}}
+	}
+	return t
 }
 
 // sent reports whether any byte of the request was written.

@@ -15,26 +15,26 @@ import (
 )
 
 // MetaReason is the metadata key of a failure's Reason.
-const MetaReason = "reason"
+const MetaReason = agent.MetaReason
 
 // Reason says in a word of a closed list what an operator looks at first.
 type Reason string
 
 // Reasons of failures.
 const (
-	ReasonRequest  Reason = "request"  // the exchange itself is not one of the profile's
-	ReasonBody     Reason = "body"     // the request's body broke off on our side
-	ReasonKey      Reason = "key"      // the provider's key is missing
-	ReasonStopped  Reason = "stopped"  // the adapter was stopped
-	ReasonRefused  Reason = "refused"  // nobody listens there
-	ReasonName     Reason = "name"     // the host's name does not resolve
-	ReasonTLS      Reason = "tls"      // no TLS, or not with this certificate
-	ReasonTimeout  Reason = "timeout"  // no connection in time
-	ReasonReset    Reason = "reset"    // the provider reset the connection
-	ReasonClosed   Reason = "closed"   // the provider closed before its answer was whole
-	ReasonNotHTTP  Reason = "not_http" // what came is no HTTP answer
-	ReasonHeaders  Reason = "headers"  // a header or trailer block over its bound
-	ReasonProtocol Reason = "protocol" // HTTP, but an answer that was not asked for
+	ReasonRequest  Reason = "request"           // the exchange itself is not one of the profile's
+	ReasonBody     Reason = "body"              // the request's body broke off on our side
+	ReasonKey      Reason = "key"               // the provider's key is missing
+	ReasonStopped  Reason = "stopped"           // the adapter was stopped
+	ReasonRefused  Reason = agent.ReasonRefused // nobody listens there
+	ReasonName     Reason = "name"              // the host's name does not resolve
+	ReasonTLS      Reason = "tls"               // no TLS, or not with this certificate
+	ReasonTimeout  Reason = "timeout"           // no connection in time
+	ReasonReset    Reason = "reset"             // the provider reset the connection
+	ReasonClosed   Reason = "closed"            // the provider closed before its answer was whole
+	ReasonNotHTTP  Reason = "not_http"          // what came is no HTTP answer
+	ReasonHeaders  Reason = "headers"           // a header or trailer block over its bound
+	ReasonProtocol Reason = "protocol"          // HTTP, but an answer that was not asked for
 	ReasonOther    Reason = "other"
 )
 

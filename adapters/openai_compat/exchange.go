@@ -30,6 +30,9 @@ func (a *Adapter) Exchange(ctx context.Context, ex agent.Exchange, sink agent.Si
 	if err != nil {
 		return err
 	}
+	if l, ok := sink.(agent.Listener); ok {
+		c.heard = l.Heard
+	}
 	if c.body != nil {
 		defer c.body.end()
 		defer context.AfterFunc(ctx, c.body.interrupt)()
@@ -51,7 +54,8 @@ type call struct {
 	method string
 	url    *url.URL
 	header http.Header
-	body   *body // nil: none
+	body   *body  // nil: none
+	heard  func() // of what is no part of the answer; nil: nobody wants to know
 }
 
 // prepare checks everything that can be checked before the provider is called.
@@ -125,7 +129,7 @@ func noKey() *agent.Failure {
 // request was written to it (I2).
 func (a *Adapter) send(ctx context.Context, c *call) (*http.Response, *attempt, error) {
 	for n := 1; ; n++ {
-		at := new(attempt)
+		at := &attempt{heard: c.heard}
 		req := (&http.Request{
 			Method: c.method, URL: c.url, Host: a.base.host, Header: c.header,
 			Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,

@@ -20,6 +20,35 @@ import (
 	fake "github.com/iop-fabric/iop/internal/fakeprovider"
 )
 
+// listening is an answer that hears of 1xx responses.
+type listening struct {
+	answer
+	heard chan struct{}
+}
+
+func (l *listening) Heard() { l.heard <- struct{}{} }
+
+// Each 1xx response is a sign of life, however many come, and none is the answer.
+//
+// Contract: W2 T4
+func TestInformationalResponsesAreHeard(t *testing.T) {
+	const many = 40
+	p := fake.New(t)
+	var steps []fake.Step
+	for range many {
+		steps = append(steps, fake.Head(102))
+	}
+	p.Next(append(steps, fake.JSON(200, `ok`)...)...)
+	a := newAdapter(t, Options{BaseURL: p.URL})
+	got := listening{heard: make(chan struct{}, many+1)}
+	if err := a.Exchange(t.Context(), post(`{}`), &got); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(got.heard); n != many || got.status != 200 || got.starts != 1 || got.body() != "ok" {
+		t.Errorf("heard %d times, then %d %q", n, got.status, got.body())
+	}
+}
+
 // Contract: T4
 func TestAnswerPassesUnchanged(t *testing.T) {
 	for _, tc := range []struct {

@@ -193,7 +193,7 @@ func TestWhyARequestWaits(t *testing.T) {
 			0, "draining: c; waiting for its node to apply the configuration: b; disabled: a",
 		},
 	} {
-		m, s := pool.ModelState{Waiting: c.wait}, pool.Snapshot{}
+		m, s := pool.ModelState{Waiting: c.wait, Since: time.Unix(1, 0)}, pool.Snapshot{}
 		for i, p := range c.p {
 			p.ID = string(rune('a' + i))
 			s.Providers = append(s.Providers, p)
@@ -202,5 +202,8 @@ func TestWhyARequestWaits(t *testing.T) {
 		if got := waitsFor(m, s); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.p, got, c.want)
 		}
+	}
+	if got := waitsFor(pool.ModelState{Waiting: 1}, pool.Snapshot{}); got != "no provider has listed it yet" {
+		t.Errorf("of a model that was never offered: %q", got)
 	}
 }

@@ -127,6 +127,7 @@ const (
 	isHeld      = "waiting for its node to apply the configuration"
 	isSwitched  = pool.StatusDisabled
 	isOrphaned  = "no provider offers it any more"
+	isUnlisted  = "no provider has listed it yet"
 	noneOfThese = ""
 )
 
@@ -135,7 +136,11 @@ var whyNot = []string{isBusy, isUnfit, isGone, isOverlaid, isDraining, isHeld, i
 // waitsFor says why a request for the model waits, or would wait; empty: it would
 // be served at once.
 func waitsFor(m pool.ModelState, s pool.Snapshot) string {
-	if len(m.Candidates) == 0 {
+	switch {
+	case len(m.Candidates) > 0:
+	case m.Since.IsZero():
+		return isUnlisted
+	default:
 		return isOrphaned
 	}
 	because := map[string][]string{}

@@ -303,8 +303,9 @@ func (s *stream) acknowledged(e *iopv1.StreamAck_Entry) (news bool) {
 }
 
 // NoResponders takes the bus's hint that nobody read what was sent about a run.
-// It ends only an attempt of which the Node acknowledged nothing (G4). Even that
-// may have reached a living Node, so it is cancelled, and its slot waits.
+// It ends only an attempt of which the Node acknowledged nothing (G4), once its patience
+// is over; until then the request goes out again soon. Even that may have reached a
+// living Node, so it is cancelled, and its slot waits.
 func (d *Dispatcher) NoResponders(run string) {
 	s := d.table.get(run, d.table.hash(run))
 	if s == nil {
@@ -312,12 +313,19 @@ func (d *Dispatcher) NoResponders(run string) {
 	}
 	var o orders
 	s.mu.Lock()
-	if !s.heard {
+	switch {
+	case s.heard:
+	case d.now().Before(s.patient):
+		s.hinted = true
+	default:
 		o = s.life.cutBy(wire.Errorf(wire.Unreachable, "nobody answers for the node"))
 	}
+	wake := o.cancel || s.hinted
 	s.mu.Unlock()
 	if o.cancel {
 		d.apply(s, o, false)
+	}
+	if wake {
 		s.wakeUp()
 	}
 }
@@ -341,6 +349,20 @@ func errSessionEnded(cause string) *wire.Error {
 		return wire.Errorf(wire.SessionEnded, "the node's session ended")
 	}
 	return wire.Errorf(wire.SessionEnded, "the node's session ended: %s", cause)
+}
+
+// Progresses reports whether a frame of an attempt at the adapter has come since then:
+// whoever answers is not gone.
+func (d *Dispatcher) Progresses(node, adapter string, since time.Time) (yes bool) {
+	d.table.each(func(s *stream) {
+		if s.slot.Node != node || s.slot.Adapter != adapter {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		yes = yes || s.came.After(since)
+	})
+	return yes
 }
 
 // apply does what a step of a life ordered. direct: the caller may wait for the
@@ -456,6 +478,9 @@ func (d *Dispatcher) register(a *Attempt) (*stream, *wire.Error) {
 		wake:   make(chan struct{}, 1),
 		hash:   d.table.hash(a.RunID),
 		recv:   tunnel.NewReceiver(tunnel.ReceiverConfig{Window: min(window, wire.MinWindow), MaxWindow: window}),
+	}
+	if a.Patience > 0 {
+		s.patient = d.now().Add(a.Patience)
 	}
 	d.live.Add(1)
 	if !d.table.add(s) {

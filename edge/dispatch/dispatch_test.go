@@ -137,6 +137,55 @@ func TestUnknownClassBecomesProtocol(t *testing.T) {
 	})
 }
 
+// That nobody listens at the provider's address is told with its class, and of no other.
+//
+// Contract: M3 P1
+func TestANodeSaysThatNobodyListens(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		for class, refused := range map[wire.Class]bool{wire.Unreachable: true, wire.Provider: false} {
+			a := r.attempt(n, "{}")
+			p := r.do(t.Context(), a, &answer{})
+			<-n.requests
+			f := errorOf(1, class)
+			f.Metadata = map[string]string{wire.MetaReason: wire.ReasonRefused}
+			n.send(a.RunID, f)
+			res := p.wait()
+			wantClass(t, res, class)
+			if res.Err.Refused != refused || !wire.IsRemote(res.Err) {
+				t.Errorf("%s: %+v", class, res.Err)
+			}
+		}
+	})
+}
+
+// An adapter progresses while frames of any of its attempts come.
+//
+// Contract: P1 P9
+func TestAnAdapterProgressesWithItsStreams(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		a := r.attempt(n, "{}")
+		p := r.do(t.Context(), a, &answer{})
+		<-n.requests
+		began := time.Now()
+		pass(time.Second)
+		if r.d.Progresses("n", "a", began) {
+			t.Error("before a frame came")
+		}
+		n.send(a.RunID, frameOf(1, start, ""))
+		synctest.Wait()
+		if !r.d.Progresses("n", "a", began) || r.d.Progresses("n", "b", began) || r.d.Progresses("m", "a", began) || r.d.Progresses("n", "a", time.Now()) {
+			t.Error("a frame of it came, and of no other, and not later")
+		}
+		n.send(a.RunID, frameOf(2, end, ""))
+		p.wait()
+		if r.d.Progresses("n", "a", began) {
+			t.Error("after its end")
+		}
+	})
+}
+
 // A25: nothing is committed before the provider's own status is known.
 func TestA25NothingIsCommittedBeforeTheStart(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, r *rig) {
@@ -229,13 +278,15 @@ func TestDeadlineOfTheAttempt(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, r *rig) {
 		n := r.node("n", 1)
 		a := r.attempt(n, "{}")
-		a.Timeout = 700 * time.Millisecond
+		a.Timeout, a.Grace = 600*time.Millisecond, 100*time.Millisecond
 		began := time.Now()
 		p := r.do(t.Context(), a, &answer{})
-		<-n.requests
+		if req := <-n.requests; req.TimeoutSec != 1 {
+			t.Fatal(req.TimeoutSec)
+		}
 		n.send(a.RunID, frameOf(1, start, ""))
 		wantClass(t, p.wait(), wire.Deadline)
-		if took := time.Since(began); took != a.Timeout {
+		if took := time.Since(began); took != a.Timeout+a.Grace {
 			t.Fatal(took)
 		}
 		synctest.Wait()
@@ -397,6 +448,53 @@ func TestA67NoRespondersBeforeAnythingWasAcknowledged(t *testing.T) {
 			t.Fatal(r.how(a.Slot))
 		}
 	})
+}
+
+// A link that is away for a moment costs an attempt without another candidate no more
+// than that: the same request goes out again, more seldom each time, until somebody
+// answers for the Node or its patience is over.
+//
+// Contract: G4 J5 H6
+func TestPatienceOutlivesAShortDropOfTheLink(t *testing.T) {
+	for name, back := range map[string]bool{"back in time": true, "away": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{}, func(t *testing.T, r *rig) {
+				n := r.node("n", 1)
+				a := r.attempt(n, "{}")
+				a.Patience = 30 * time.Second
+				n.conn.Close()
+				began := time.Now()
+				p := r.do(t.Context(), a, &answer{})
+				synctest.Wait()
+				pass(2900 * time.Millisecond)
+				if p.isDone() {
+					t.Fatalf("%+v", p.res)
+				}
+				if !back {
+					wantClass(t, p.wait(), wire.Unreachable)
+					if took := time.Since(began); took < a.Patience || took > a.Patience+lastHurry {
+						t.Error(took)
+					}
+					n = r.node("n", 1)
+					n.send(a.RunID, errorOf(1, wire.Cancelled))
+					synctest.Wait()
+					return
+				}
+				n = r.node("n", 1)
+				if req := <-n.requests; req.RunId != a.RunID || string(req.Body) != "{}" {
+					t.Errorf("%v", req)
+				}
+				if took := time.Since(began); took > 2900*time.Millisecond+lastHurry {
+					t.Error(took)
+				}
+				n.send(a.RunID, whole("x"))
+				wantClass(t, p.wait(), "")
+				if r.how(a.Slot) != pool.ByTerminal || n.count(subjects.Cancel, a.RunID) != 0 {
+					t.Error(r.how(a.Slot))
+				}
+			})
+		})
+	}
 }
 
 // An open stream lives through the hint.

@@ -19,6 +19,10 @@ const (
 	// and ever more seldom.
 	firstRepeat = 500 * time.Millisecond
 	lastRepeat  = 8 * time.Second
+	// Where nobody answered for the Node it is again after firstHurry, and then more
+	// seldom down to once in lastHurry.
+	firstHurry = 100 * time.Millisecond
+	lastHurry  = time.Second
 	// maxText bounds the human part of a Node's error.
 	maxText = 1 << 10
 )
@@ -33,6 +37,7 @@ type call struct {
 	request  []byte // kept until something was heard of the run
 	repeatAt time.Time
 	repeat   time.Duration
+	hurry    time.Duration // how long after the last hint it went out again
 	deadline time.Time
 	gapDue   time.Time
 	up       *upload // nil: the body is in the request, or is acknowledged
@@ -147,7 +152,7 @@ func (c *call) send(a *Attempt) *wire.Error {
 	now := c.d.now()
 	c.request, c.repeat, c.repeatAt = data, firstRepeat, now.Add(firstRepeat)
 	if a.Timeout > 0 {
-		c.deadline = now.Add(a.Timeout)
+		c.deadline = now.Add(a.Timeout + a.Grace)
 	}
 	if req.BodyFollows {
 		c.up = newUpload(c.d, c.s, a.Body, a.BodySize)
@@ -178,6 +183,12 @@ func (c *call) turn() (more, over bool) {
 	}
 	if v.heard {
 		c.request, c.repeatAt = nil, time.Time{}
+	}
+	if v.hinted && c.request != nil {
+		c.hurry = min(max(2*c.hurry, firstHurry), lastHurry)
+		if at := c.d.now().Add(c.hurry); at.Before(c.repeatAt) {
+			c.repeatAt = at
+		}
 	}
 	if more = v.f != nil; more {
 		c.taken = len(v.f.Body)
@@ -352,6 +363,7 @@ func (c *call) deliver(f *frame) (terminal bool, outcome *wire.Error, err error)
 		text := strings.ToValidUTF8(f.Error[:min(len(f.Error), maxText)], "")
 		// Cloned, for the message they are part of is large and goes.
 		terminal, outcome = true, wire.FromPeer(f.ErrorClass, strings.Clone(text))
+		outcome.Refused = outcome.Class == wire.Unreachable && f.Metadata[wire.MetaReason] == wire.ReasonRefused
 	default:
 		terminal = f.End
 	}

@@ -48,9 +48,12 @@ type stream struct {
 	head      int
 	unread    int // bytes the inbox keeps alive
 	heard     bool
-	owed      bool // an acknowledgement is in the session's list
-	again     bool // the next acknowledgement asks for what follows it
-	reconnect bool // the connection was re-made since Do looked
+	patient   time.Time // until when a hint that nobody answers is borne
+	hinted    bool      // such a hint came since Do looked
+	came      time.Time // when the last frame did
+	owed      bool      // an acknowledgement is in the session's list
+	again     bool      // the next acknowledgement asks for what follows it
+	reconnect bool      // the connection was re-made since Do looked
 
 	// Once the rules were broken there is no sequence to keep: all is
 	// acknowledged, so that the Node comes to its terminal.
@@ -118,7 +121,7 @@ func (s *stream) receive(now time.Time, f *frame, decoded bool, digest uint64) (
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.heard = true
+	s.heard, s.came = true, now
 	if decoded {
 		s.highest = max(s.highest, f.Sequence)
 	}
@@ -309,6 +312,7 @@ type view struct {
 	heard     bool
 	gapSince  time.Time
 	reconnect bool
+	hinted    bool
 	body      bodyAck
 }
 
@@ -322,6 +326,7 @@ func (s *stream) next(now time.Time, taken int) (v view) {
 	}
 	v.heard, v.gapSince = s.heard, s.gapSince
 	v.reconnect, s.reconnect = s.reconnect, false
+	v.hinted, s.hinted = s.hinted, false
 	v.body, s.body = s.body, bodyAck{}
 	if v.cut = s.life.cut; v.cut == nil {
 		v.f = s.pop()

@@ -25,6 +25,13 @@ type Attempt struct {
 	Stream   bool
 	// Timeout is the deadline of the whole attempt; 0: none.
 	Timeout time.Duration
+	// Grace is how much longer Edge waits for the Node to say that Timeout passed, so
+	// that a late answer can be told from a provider that hung.
+	Grace time.Duration
+	// Patience is how long it is borne that nobody answers for the Node, while nothing
+	// of the attempt was heard: the link to it may be back in a moment. 0: not at all,
+	// for there is another candidate.
+	Patience time.Duration
 	// StallTimeout goes to the Node as response_stall_timeout_ms; 0: its default.
 	StallTimeout time.Duration
 }

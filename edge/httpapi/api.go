@@ -96,7 +96,7 @@ func New(cfg Config, deps Deps) *API {
 		a.keys = append(a.keys, newKeyState(k))
 	}
 	l := cfg.Limits
-	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir}
+	a.bodies = &bodies{max: l.Body, memory: l.BodyMemory, total: l.BodiesTotal, dir: cfg.SpoolDir, log: a.log}
 	if c := cfg.certificate; c != nil {
 		c.log, c.now = a.log, a.now
 	}
@@ -226,7 +226,7 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 	why := a.admit(x, r)
 	abort := x.conclude(r, why)
 	a.record(r.Context(), x, why)
-	if abort {
+	if abort && !x.reset() {
 		panic(http.ErrAbortHandler) // net/http's way to break the connection
 	}
 }

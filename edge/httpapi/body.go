@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -26,6 +27,7 @@ type bodies struct {
 	memory int64 // one body's part in memory
 	total  int64 // all of them
 	dir    string
+	log    *slog.Logger
 	held   atomic.Int64
 }
 
@@ -88,14 +90,14 @@ func (b *body) fill(ctx context.Context, r io.Reader, declared int64, see func([
 func (b *body) spool(ctx context.Context, r io.Reader, see func([]byte)) reason {
 	f, err := os.CreateTemp(b.owner.dir, "iop-body-*")
 	if err != nil {
-		return bodiesFull
+		return b.owner.noRoom(ctx, err)
 	}
 	b.file = f
 	if os.Remove(f.Name()) != nil {
 		b.name = f.Name() // a system that keeps open files' names: close removes it
 	}
 	if _, err := f.Write(b.mem); err != nil {
-		return bodiesFull
+		return b.owner.noRoom(ctx, err)
 	}
 	b.mem = nil
 	buf := make([]byte, spoolRead)
@@ -105,12 +107,26 @@ func (b *body) spool(ctx context.Context, r io.Reader, see func([]byte)) reason 
 			return why
 		}
 		if _, err := f.Write(buf[:n]); err != nil {
-			return bodiesFull
+			return b.owner.noRoom(ctx, err)
 		}
 		if err != nil {
 			return readFailure(ctx, err)
 		}
 	}
+}
+
+// noRoom tells the operator which folder takes no body; the caller hears only that it is
+// to come again.
+func (o *bodies) noRoom(ctx context.Context, err error) reason {
+	dir := o.dir
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	if why := errors.Unwrap(err); why != nil {
+		err = why // without the file's own name
+	}
+	o.log.LogAttrs(ctx, slog.LevelWarn, EventSpoolFailed, slog.String(keyDir, dir), slog.String("error", err.Error()))
+	return bodiesFull
 }
 
 // account counts a piece against both bounds and shows it.

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/binary"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -266,7 +267,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(false, []byte(zstdStream(f, plainChat)))
 	f.Add(false, append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xe0}, binary.LittleEndian.AppendUint64(nil, 1<<62)...))
 	f.Fuzz(func(t *testing.T, gz bool, b []byte) {
-		o := &bodies{max: 1 << 20, memory: 1 << 16, total: 16 << 20, dir: t.TempDir()}
+		o := &bodies{max: 1 << 20, memory: 1 << 16, total: 16 << 20, dir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
 		c := zstandard
 		if gz {
 			c = gzipped

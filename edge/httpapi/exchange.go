@@ -21,6 +21,9 @@ type exchange struct {
 	w   http.ResponseWriter
 	rc  *http.ResponseController
 	h2  bool
+	// chunks: an answer without a length goes out in chunks, which have an end of
+	// their own. HTTP/1.0 has none.
+	chunks bool
 	// dialect is the route's, or where there is none what the path looks like.
 	dialect dialect
 	coding  coding // of the caller's body
@@ -46,12 +49,14 @@ type exchange struct {
 
 	retryOn configs.Statuses        // the model's
 	others  bool                    // another attempt may be made elsewhere
+	unheard bool                    // nobody answered for a node though that was borne
 	giveUp  context.CancelCauseFunc // ends the attempt at hand; nil: its answer is not kept back
 	holding *heldAnswer             // of the attempt at hand
 	held    *heldAnswer             // of the last attempt that had a whole one
 
 	alive     *keepAlive // nil: off
 	keptAlive bool       // it committed the answer
+	mark      []byte     // what of a byte order mark may not follow
 
 	writeArmed time.Time
 
@@ -70,7 +75,7 @@ type exchange struct {
 
 func newExchange(a *API, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{
-		api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2,
+		api: a, w: w, rc: http.NewResponseController(w), h2: r.ProtoMajor == 2, chunks: r.ProtoAtLeast(1, 1),
 		began: a.now(), route: &otherRoute, length: -1,
 	}
 	x.unread = !x.h2 && r.ContentLength != 0
@@ -284,6 +289,11 @@ func (x *exchange) write(p []byte) error {
 		x.holding = nil
 		if err := x.release(h); err != nil {
 			return err
+		}
+	}
+	if len(x.mark) > 0 {
+		if p = x.unmarked(p); len(p) == 0 {
+			return nil
 		}
 	}
 	if x.bodiless || (x.length >= 0 && x.sent+int64(len(p)) > x.length) {

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -116,6 +117,9 @@ func (x *exchange) writeComment() error {
 	case x.events == nil || !x.events.between() || x.events.whole():
 		return nil
 	}
+	if x.events.empty() {
+		x.mark = bom
+	}
 	x.armWrite()
 	_, err := x.w.Write([]byte(comment))
 	if x.wrote(err) != nil {
@@ -152,6 +156,24 @@ func (x *exchange) startAlive(status int, header []*iopv1.Header) error {
 	}
 	x.length, x.firstByte = length, x.api.now()
 	return nil
+}
+
+// unmarked is p without the byte order mark that it begins with where a comment came
+// before it: it would be no beginning then, but a part of the first event's name. The mark
+// may come in pieces.
+func (x *exchange) unmarked(p []byte) []byte {
+	for len(p) > 0 && len(x.mark) > 0 {
+		if p[0] != x.mark[0] {
+			p = append(slices.Clone(bom[:len(bom)-len(x.mark)]), p...)
+			x.mark = nil
+			break
+		}
+		p, x.mark = p[1:], x.mark[1:]
+		if len(x.mark) == 0 && x.length >= 0 {
+			x.length -= int64(len(bom))
+		}
+	}
+	return p
 }
 
 // toldInstead is what an event says of an answer that could not be given, in the

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,16 +104,24 @@ func TestASlowStreamIsKeptAlive(t *testing.T) {
 		"no operation that streams":   {true, "/v1/embeddings", streamChat, queuedFor(40*time.Second, nil), after(40*time.Second, says(200, fields("X-Own", "a"), `{}`)), `{}`, true},
 		"an encoded stream":           {true, chat, streamChat, always, slowEvents(40*time.Second, []string{"Content-Type", "text/event-stream", "Content-Encoding", "gzip"}, "xx\n\n"), "xx\n\n", true},
 
-		"then an error":            {false, chat, streamChat, always, after(20*time.Second, busy), comment + `data: {"error":{"message":"the provider answered 429: slow down \"please\""` + own, false},
-		"then one without words":   {false, chat, streamChat, always, after(20*time.Second, says(500, nil, "<html>")), comment + `data: {"error":{"message":"the provider answered 500"` + own, false},
-		"then one that is long":    {false, chat, streamChat, always, after(20*time.Second, says(500, nil, strings.Repeat("x", maxHeld), "y")), comment + `data: {"error":{"message":"the provider answered 500"` + own, false},
-		"then what is no stream":   {false, chat, streamChat, always, after(20*time.Second, says(200, fields("Content-Type", "application/json"), "{}")), comment + `data: {"error":{"message":"the provider did not answer with a stream of events"` + own, false},
-		"then a broken header":     {false, chat, streamChat, always, after(20*time.Second, says(200, fields("X Y", "1"), "")), comment + `data: {"error":{"message":"the provider's answer was broken","type":"server_error","param":null,"code":"protocol_error"}}` + "\n\n", false},
-		"then nobody":              {false, chat, streamChat, always, after(20*time.Second, unreachable), comment + `data: {"error":{"message":"the provider could not be reached","type":"server_error","param":null,"code":"provider_unreachable"}}` + "\n\n", false},
-		"then no place":            {true, chat, streamChat, queuedFor(20*time.Second, pool.ErrWaitExpired), good, comment + `data: {"error":{"message":"no provider became free in time","type":"server_error","param":null,"code":"queue_timeout"}}` + "\n\n", false},
-		"then an end of nothing":   {false, chat, streamChat, always, after(20*time.Second, func(context.Context, dispatch.Attempt, dispatch.Writer) dispatch.Result { return dispatch.Result{} }), comment + `data: {"error":{"message":"the provider's answer was broken","type":"server_error","param":null,"code":"protocol_error"}}` + "\n\n", false},
-		"then an error, Anthropic": {false, messages, streamChat, always, after(20*time.Second, busy), comment + "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"the provider answered 429: slow down \\\"please\\\"\"},\"request_id\":\"ID\"}\n\n", false},
-		"then an error, responses": {false, "/v1/responses", streamChat, always, after(20*time.Second, busy), comment + "event: error\ndata: {\"type\":\"error\",\"code\":\"provider_error\",\"message\":\"the provider answered 429: slow down \\\"please\\\"\",\"param\":null,\"error\":{\"message\":\"the provider answered 429: slow down \\\"please\\\"\"" + own, false},
+		"a mark at the beginning": {false, chat, streamChat, always, slowEvents(0, eventStream, "\ufeff"+chunk, done), "\ufeff" + chunk + done, true},
+		"a mark after a comment":  {false, chat, streamChat, always, after(20*time.Second, says(200, fields("Content-Type", "text/event-stream"), "\ufeff"+chunk, "\ufeff"+chunk, done)), comment + chunk + "\ufeff" + chunk + done, false},
+		"a mark after a late beginning": {
+			false, chat, streamChat, always, slowEvents(20*time.Second, eventStream, "\ufeff"+chunk, done), comment + chunk + comment + done, true,
+		},
+		"a mark in pieces":             {false, chat, streamChat, always, after(20*time.Second, says(200, fields("Content-Type", "text/event-stream"), "\xef", "\xbb", "\xbf"+chunk, done)), comment + chunk + done, false},
+		"what begins like a mark":      {false, chat, streamChat, always, after(20*time.Second, says(200, fields("Content-Type", "text/event-stream"), "\xef", "\xbb:\n\n", done)), comment + "\xef\xbb:\n\n" + done, false},
+		"a mark in an answer's length": {false, chat, streamChat, always, after(20*time.Second, says(200, fields("Content-Type", "text/event-stream", "Content-Length", strconv.Itoa(len("\ufeff"+chunk+done))), "\ufeff"+chunk+done)), comment + chunk + done, false},
+		"then an error":                {false, chat, streamChat, always, after(20*time.Second, busy), comment + `data: {"error":{"message":"the provider answered 429: slow down \"please\""` + own, false},
+		"then one without words":       {false, chat, streamChat, always, after(20*time.Second, says(500, nil, "<html>")), comment + `data: {"error":{"message":"the provider answered 500"` + own, false},
+		"then one that is long":        {false, chat, streamChat, always, after(20*time.Second, says(500, nil, strings.Repeat("x", maxHeld), "y")), comment + `data: {"error":{"message":"the provider answered 500"` + own, false},
+		"then what is no stream":       {false, chat, streamChat, always, after(20*time.Second, says(200, fields("Content-Type", "application/json"), "{}")), comment + `data: {"error":{"message":"the provider did not answer with a stream of events"` + own, false},
+		"then a broken header":         {false, chat, streamChat, always, after(20*time.Second, says(200, fields("X Y", "1"), "")), comment + `data: {"error":{"message":"the provider's answer was broken","type":"server_error","param":null,"code":"protocol_error"}}` + "\n\n", false},
+		"then nobody":                  {false, chat, streamChat, always, after(20*time.Second, unreachable), comment + `data: {"error":{"message":"the provider could not be reached","type":"server_error","param":null,"code":"provider_unreachable"}}` + "\n\n", false},
+		"then no place":                {true, chat, streamChat, queuedFor(20*time.Second, pool.ErrWaitExpired), good, comment + `data: {"error":{"message":"no provider became free in time","type":"server_error","param":null,"code":"queue_timeout"}}` + "\n\n", false},
+		"then an end of nothing":       {false, chat, streamChat, always, after(20*time.Second, func(context.Context, dispatch.Attempt, dispatch.Writer) dispatch.Result { return dispatch.Result{} }), comment + `data: {"error":{"message":"the provider's answer was broken","type":"server_error","param":null,"code":"protocol_error"}}` + "\n\n", false},
+		"then an error, Anthropic":     {false, messages, streamChat, always, after(20*time.Second, busy), comment + "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"the provider answered 429: slow down \\\"please\\\"\"},\"request_id\":\"ID\"}\n\n", false},
+		"then an error, responses":     {false, "/v1/responses", streamChat, always, after(20*time.Second, busy), comment + "event: error\ndata: {\"type\":\"error\",\"code\":\"provider_error\",\"message\":\"the provider answered 429: slow down \\\"please\\\"\",\"param\":null,\"error\":{\"message\":\"the provider answered 429: slow down \\\"please\\\"\"" + own, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{KeepAlive: configs.KeepAlive{Interval: interval, Queued: c.queued}, RetryOn: configs.Statuses{{First: 400, Last: 599}}}

@@ -18,9 +18,11 @@ const (
 	EventCertificate       = "edge.certificate"
 	EventCertificateFailed = "edge.certificate_failed"
 	EventHTTPError         = "edge.http_error"
+	EventSpoolFailed       = "edge.spool_failed"
 
 	keyRequest   = "request_id"
 	keyRemote    = "remote"
+	keyDir       = "dir"
 	keyOperation = "operation"
 	keyPrincipal = "principal"
 	keyModel     = "model"

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"reflect"
 	"strings"
 	"testing"
@@ -97,7 +98,7 @@ func TestScan(t *testing.T) {
 func TestNamingChangesNothingElse(t *testing.T) {
 	const doc = "{ \"z\":1e400, \"seed\" : 9007199254740993,\"model\"  :\t\"tiny\" ,\"a\":\"\\u00e9<&>\",\"unknown\":{ \"model\":\"x\" } }\n"
 	for _, memory := range []int64{1 << 20, 8} { // in memory, in a file
-		o := &bodies{max: 1 << 20, memory: memory, total: 1 << 20, dir: t.TempDir()}
+		o := &bodies{max: 1 << 20, memory: memory, total: 1 << 20, dir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
 		var s scanner
 		s.init()
 		b, why := o.read(context.Background(), strings.NewReader(doc), -1, s.feed)

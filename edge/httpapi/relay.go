@@ -14,6 +14,9 @@ const (
 	// retryWait bounds the queueing for another attempt. A request that already
 	// failed once would rather hear why than wait as long as a new one.
 	retryWait = 30 * time.Second
+	// unheardWait bounds in the same way how long a request without another candidate
+	// bears that nobody answers for its node, whose link may be back in a moment.
+	unheardWait = retryWait
 	// bytesPerToken is the usual rough measure of a prompt's length.
 	bytesPerToken = 4
 )
@@ -187,9 +190,11 @@ func (a *API) attempt(x *exchange, r *http.Request, header []*iopv1.Header, b *b
 		BodySize:     size,
 		Stream:       x.named.stream,
 		StallTimeout: grant.StallTimeout,
+		Patience:     x.patience(),
 	}, x)
 	x.alive.end()
 	end()
+	x.unheard = x.unheard || (!x.others && !result.Acked && result.Err != nil && result.Err.Class == wire.Unreachable)
 	asked := x.holding != nil // for another attempt, by the answer's status
 	why = x.outcome(ctx, result)
 	a.metrics.attempt(x.class(why))
@@ -204,6 +209,15 @@ func (a *API) attempt(x *exchange, r *http.Request, header []*iopv1.Header, b *b
 	x.want.Avoid = append(x.want.Avoid, grant.Slot.Provider)
 	x.want.MaxWait = retryWait
 	return why, false
+}
+
+// patience is how long an attempt may bear that nobody answers for its node: not at
+// all where another candidate may serve, and once for each request.
+func (x *exchange) patience() time.Duration {
+	if x.others || x.unheard {
+		return 0
+	}
+	return unheardWait
 }
 
 // outcome judges an attempt by its terminal and by what became of the answer.

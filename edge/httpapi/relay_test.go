@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -245,6 +246,47 @@ func TestTheFirstFailureIsToldWhenNobodyElseIsThere(t *testing.T) {
 	}
 	resp, body := f.chat(plainChat)
 	f.wantError(resp, body, 502, "provider_unreachable")
+}
+
+// That nobody answers for a node is borne where no other candidate is left, and once for
+// each request: elsewhere the next one is asked at once.
+//
+// Contract: G4 E12 H6
+func TestPatienceWhereNobodyElseIsLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		others []int // of each attempt's grant
+		acked  bool  // the Node said so itself: the provider is not there
+		want   []time.Duration
+	}{
+		"one candidate":               {[]int{0, 0}, false, []time.Duration{unheardWait, 0}},
+		"one candidate, but answered": {[]int{0, 0}, true, []time.Duration{unheardWait, unheardWait}},
+		"two of them":                 {[]int{1, 0}, false, []time.Duration{0, unheardWait}},
+		"more than attempts":          {[]int{9, 8, 7}, false, []time.Duration{0, 0, unheardWait}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			n := 0
+			f.pool.acquire = func(context.Context, Want) (Grant, error) {
+				if n == len(c.others) {
+					return Grant{}, pool.ErrNoProvider
+				}
+				n++
+				return Grant{Slot: pool.Slot{ID: uint64(n), Provider: strconv.Itoa(n)}, Others: c.others[n-1]}, nil
+			}
+			f.runner.answer = func(context.Context, dispatch.Attempt, dispatch.Writer) dispatch.Result {
+				return dispatch.Result{Acked: c.acked, Err: wire.Errorf(wire.Unreachable, "nobody")}
+			}
+			resp, body := f.chat(plainChat)
+			f.wantError(resp, body, 502, "provider_unreachable")
+			var got []time.Duration
+			for _, a := range f.runner.all() {
+				got = append(got, a.Patience)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+		})
+	}
 }
 
 // Contract: H6 E6
@@ -846,5 +888,23 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 			t.Fatal(err, resp.Close)
 		}
 		resp.Body.Close()
+	}
+}
+
+// A folder that takes no body is named to the operator, and to no caller.
+//
+// Contract: T7 D5
+func TestAFolderThatTakesNoBodyIsNamed(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	f := newFixture(t, func(c *Config) { c.SpoolDir = missing }, limits(configs.Limits{BodyMemory: 1 << 10}))
+	doc := `{"model":"tiny","x":"` + strings.Repeat("x", 2<<10) + `"}`
+	resp, body := f.chat(doc)
+	f.wantError(resp, body, 503, "server_busy")
+	if resp.Header.Get("Retry-After") == "" || strings.Contains(body, missing) {
+		t.Errorf("%q %v", body, resp.Header)
+	}
+	f.logs.wait(t, 2)
+	if first, _, _ := strings.Cut(f.logs.String(), "\n"); !strings.Contains(first, `"msg":"edge.spool_failed"`) || !strings.Contains(first, `"dir":"`+missing+`"`) || !strings.Contains(first, `"error":"no such file or directory"`) {
+		t.Error(first)
 	}
 }

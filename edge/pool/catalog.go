@@ -105,11 +105,10 @@ func (p *Pool) rebuild(now time.Time) {
 	p.buildModels(now)
 	p.prune()
 	for _, w := range p.waitersByArrival() {
-		g := p.groups[w.model]
-		if g == nil {
-			g = &group{name: w.model, classes: map[classKey]*class{}, lines: map[string]*line{}}
-			p.groups[w.model] = g
+		if g := p.find(w.model); w.unlisted && g != nil {
+			w.model = g.name // it came
 		}
+		g := p.waitedFor(w.model)
 		p.insert(g, g.class(w.operation, w.tokens, w.avoid), w)
 	}
 }

@@ -2,7 +2,7 @@ package pool
 
 import "fmt"
 
-// check looks at I1-I5 and at the shape of the state, the slow and plain way.
+// check looks at I1-I5, I9 and at the shape of the state, the slow and plain way.
 // Capacity (I1) is checked where no configuration shrank it, by the model.
 func check(p *Pool) error {
 	used, long := map[*places]int{}, map[*places]int{}
@@ -54,6 +54,18 @@ func check(p *Pool) error {
 	}
 	if waiting != len(p.waiters) || waiting != len(p.expiry) {
 		return fmt.Errorf("%d waiters, %d in groups, %d with a deadline", len(p.waiters), waiting, len(p.expiry))
+	}
+	unlisted := 0
+	for _, w := range p.waiters {
+		if !w.unlisted {
+			continue
+		}
+		if unlisted++; w.entry.class.group.offered {
+			return fmt.Errorf("I9: waiter %d waits for a list though %s is offered", w.id, w.model)
+		}
+	}
+	if unlisted != p.unlisted {
+		return fmt.Errorf("I9: %d wait for a list, %d are counted", unlisted, p.unlisted)
 	}
 	return nil
 }

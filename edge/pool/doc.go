@@ -34,6 +34,8 @@
 //	I7  A request that waits leaves by exactly one of Granted, Refused and
 //	    CancelWaiter.
 //	I8  A long request takes both kinds of place in one step, or none (Q2).
+//	I9  A request for a model that nobody offers waits only while a connected node
+//	    has an adapter whose first list is outstanding, and no longer than that.
 //
 // It leaves to others: who owns a node (registry), what a slot is used for
 // (dispatch), what an overlay is based on.

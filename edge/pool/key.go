@@ -13,6 +13,7 @@ import (
 func (p *Pool) Clone() *Pool {
 	c := New()
 	c.cfg, c.stopping, c.lastSlot, c.tick = p.cfg, p.stopping, p.lastSlot, p.tick
+	c.began, c.unlisted = p.began, p.unlisted
 	c.listings, c.overlays, c.firstSeen = maps.Clone(p.listings), maps.Clone(p.overlays), maps.Clone(p.firstSeen)
 	for name, n := range p.nodes {
 		c.nodes[name] = &node{gen: n.gen, seen: n.seen, drain: n.drain, drained: n.drained}
@@ -72,6 +73,7 @@ func (p *Pool) AppendKey(b []byte) []byte {
 	k.bool(p.stopping)
 	k.num(p.lastSlot)
 	k.config(&p.cfg)
+	k.time(p.began)
 
 	for _, key := range sortedKeys(p.listings, func(a adapterKey) string { return a.node + "\x00" + a.name }) {
 		k.strings(key.node, key.name)
@@ -110,6 +112,7 @@ func (p *Pool) AppendKey(b []byte) []byte {
 		k.num(uint64(w.id))
 		k.strings(w.model, w.principal, w.operation)
 		k.list(w.avoid)
+		k.bool(w.unlisted)
 		k.num(uint64(w.tokens), w.affinity)
 		k.time(w.since)
 		k.time(w.deadline)

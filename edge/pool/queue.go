@@ -68,6 +68,7 @@ type waiter struct {
 	since      time.Time
 	deadline   time.Time
 	at         uint64 // tick of its arrival
+	unlisted   bool   // nobody offered the model yet: it waits for the lists
 	index      int    // in the expiry heap
 	entry      *entry
 	prev, next *waiter
@@ -243,6 +244,9 @@ func (p *Pool) insert(g *group, c *class, w *waiter) {
 // remove takes w out of the queue. It is the only way out of waiters (I7).
 func (p *Pool) remove(w *waiter) {
 	delete(p.waiters, w.id)
+	if w.unlisted {
+		p.unlisted--
+	}
 	heap.Remove(&p.expiry, w.index)
 	e := w.entry
 	c, l, g := e.class, e.line, e.class.group

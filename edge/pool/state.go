@@ -9,7 +9,8 @@ import "time"
 // whole, and points to what outlives any catalogue: nodes and places.
 type Pool struct {
 	cfg      Config
-	listings map[adapterKey][]string
+	listings map[adapterKey][]string // of those that have listed, be it nothing
+	began    time.Time               // when the first configuration came
 
 	adapters  map[adapterKey]*adapter
 	order     []*adapter // as configured: the order of pumps
@@ -31,6 +32,7 @@ type Pool struct {
 
 	waiters  map[WaiterID]*waiter
 	expiry   expiryHeap
+	unlisted int    // waiters whose model nobody offers yet
 	tick     uint64 // counts grants and arrivals: what came before what
 	stopping bool
 }

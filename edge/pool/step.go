@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"container/heap"
 	"slices"
 	"time"
 )
@@ -26,13 +25,16 @@ func (p *Pool) Step(now time.Time, ev Event, out []Effect) []Effect {
 	case evActivate:
 		return p.activate(now, ev.node, ev.gen, out)
 	case evFence:
-		return p.fence(ev.node, ev.gen, ev.cause, out)
+		return p.settle(now, p.fence(ev.node, ev.gen, ev.cause, out))
 	case evSetDraining:
 		return p.setDraining(now, ev.node, ev.gen, ev.on, out)
 	case evOverlay:
 		return p.overlay(now, ev.name, ev.gen, ev.on, out)
 	case evSetConfig:
 		p.cfg = *ev.config
+		if p.began.IsZero() {
+			p.began = now
+		}
 		return p.renew(now, out)
 	case evAdoptTargets:
 		return p.adoptTargets(now, ev, out)
@@ -58,7 +60,10 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 	}
 	g := p.find(r.Model)
 	if g == nil {
-		return refuse(ErrUnknownModel)
+		if err := p.prospect(now).refusal(); err != nil {
+			return refuse(err)
+		}
+		return p.join(now, r, r.Model, true, out)
 	}
 	p.suspectLast(now, r.Avoid)
 	c := g.class(r.Operation, r.PromptTokens, r.Avoid)
@@ -66,29 +71,10 @@ func (p *Pool) enqueue(now time.Time, r *Request, out []Effect) []Effect {
 	if k := c.choose(now, p.affinity.of(r.Affinity)); k != nil {
 		return append(out, p.grant(c, k, r.Waiter, r.Affinity))
 	}
-	if !c.anyEnabled() {
-		if len(g.candidates) > 0 && len(g.class(r.Operation, r.PromptTokens, nil).candidates) == 0 {
-			return refuse(ErrUnsupported)
-		}
-		return refuse(ErrNoProvider)
+	if err := g.unserved(c, r.Operation, r.PromptTokens); err != nil {
+		return refuse(err)
 	}
-	q := p.cfg.Queue
-	l := g.lines[r.Principal]
-	if (l != nil && l.waiting >= orDefault(q.Depth, defaultDepth)) || len(p.waiters) >= orDefault(q.Total, defaultTotal) {
-		return refuse(ErrQueueFull)
-	}
-	wait := orDefault(q.Wait, defaultWait)
-	if r.MaxWait > 0 {
-		wait = min(wait, r.MaxWait)
-	}
-	w := &waiter{
-		id: r.Waiter, model: g.name, operation: r.Operation, principal: r.Principal, tokens: r.PromptTokens, affinity: r.Affinity,
-		avoid: slices.Clone(r.Avoid), since: now, deadline: now.Add(wait), at: p.nextTick(),
-	}
-	p.waiters[w.id] = w
-	heap.Push(&p.expiry, w)
-	p.insert(g, c, w)
-	return out
+	return p.join(now, r, g.name, false, out)
 }
 
 func (p *Pool) refuse(now time.Time, w *waiter, err error, out []Effect) []Effect {
@@ -195,7 +181,7 @@ func (p *Pool) adoptTargets(now time.Time, ev Event, out []Effect) []Effect {
 		return out
 	}
 	targets := cleanTargets(ev.targets)
-	if slices.Equal(targets, p.listings[key]) {
+	if old, listed := p.listings[key]; listed && slices.Equal(targets, old) {
 		return out
 	}
 	p.listings[key] = targets
@@ -205,11 +191,12 @@ func (p *Pool) adoptTargets(now time.Time, ev Event, out []Effect) []Effect {
 	return p.renew(now, out)
 }
 
-// renew makes the catalogue anew and grants what it allows.
+// renew makes the catalogue anew, grants what it allows and ends what waited for it.
 func (p *Pool) renew(now time.Time, out []Effect) []Effect {
 	p.rebuild(now)
 	out = append(out, Effect{Kind: CatalogChanged})
-	return p.pumpNode(now, nil, out)
+	out = p.pumpNode(now, nil, out)
+	return p.settle(now, out)
 }
 
 // pumpNode pumps the adapters of a node; nil: of all.

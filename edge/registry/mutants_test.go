@@ -263,8 +263,16 @@ var mutants = []mutant{
 		patch: []string{"if best != nil && k.priority != best.priority {", "if false {"},
 	},
 	{
-		name: "one more waits than may", file: "edge/pool/step.go", killer: "pool.TestA38QueueLimitHoldsInEveryState",
-		patch: []string{"l.waiting >= orDefault(q.Depth", "l.waiting > orDefault(q.Depth"},
+		name: "a model whose list is outstanding is unknown", file: "edge/pool/unlisted.go", killer: "pool.TestScripts",
+		patch: []string{"return listing\n", "return unknown\n"},
+	},
+	{
+		name: "who waits for a list is not told that it came without the model", file: "edge/pool/unlisted.go", killer: "pool.TestScripts",
+		patch: []string{"} else if refusal != nil {", "} else if false {"},
+	},
+	{
+		name: "one more waits than may", file: "edge/pool/unlisted.go", killer: "pool.TestA38QueueLimitHoldsInEveryState",
+		patch: []string{"waiting >= orDefault(q.Depth", "waiting > orDefault(q.Depth"},
 	},
 	{
 		name: "a node that drains no more stays out", file: "edge/registry/step.go", killer: "registry.TestExplore",
@@ -334,11 +342,11 @@ var mutants = []mutant{
 	},
 	{
 		name: "a reload wakes nobody", file: "edge/pool/step.go", killer: "registry.TestExplore",
-		patch: []string{"return p.pumpNode(now, nil, out)", "return out"},
+		patch: []string{"out = p.pumpNode(now, nil, out)", ""},
 	},
 	{
 		name: "a reload loses who waits", file: "edge/pool/catalog.go", killer: "registry.TestExplore",
-		patch: []string{"\tfor _, w := range p.waitersByArrival() {\n\t\tg := ", "\tfor _, w := range p.waitersByArrival() {\n\t\tif p.groups[w.model] != nil && len(p.groups[w.model].candidates) == 0 {\n\t\t\tdelete(p.waiters, w.id)\n\t\t\tcontinue\n\t\t}\n\t\tg := "},
+		patch: []string{"\tfor _, w := range p.waitersByArrival() {\n\t\tif g := ", "\tfor _, w := range p.waitersByArrival() {\n\t\tif p.groups[w.model] != nil && len(p.groups[w.model].candidates) == 0 {\n\t\t\tdelete(p.waiters, w.id)\n\t\t\tcontinue\n\t\t}\n\t\tif g := "},
 	},
 	{
 		name: "who waits for the one provider is not served by the other", file: "edge/pool/queue.go", killer: "registry.TestExplore",

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -292,6 +293,67 @@ func TestLinkDropLosesNoStream(t *testing.T) {
 		t.Errorf("after it: %q %v", a.got, a.err)
 	}
 }
+
+// A request that comes while the link is gone for a moment waits for it: nobody answers
+// for the Node, and nobody else is there, but its session stands.
+//
+// Contract: G4 J5 H6 P9
+func TestLinkDropRefusesNoRequest(t *testing.T) {
+	s := start(t, 5*time.Second)
+	defer s.seen.Fault("link")()
+	s.link.Refuse(true)
+	s.link.Cut()
+	type reply struct {
+		status int
+		body   string
+	}
+	came := make(chan reply, 1)
+	go func() {
+		body := must(json.Marshal(ask{Model: behind, User: "new", Stream: true, Events: 3}))
+		req := s.Request(context.Background(), http.MethodPost, "/v1/chat/completions", string(body))
+		id := s.seen.Invoke(req)
+		resp, err := s.Client.Do(req)
+		if err != nil {
+			came <- reply{body: err.Error()}
+			return
+		}
+		defer resp.Body.Close()
+		got, _ := io.ReadAll(resp.Body)
+		outcome := history.OK
+		if resp.StatusCode != http.StatusOK {
+			outcome = history.Fail
+		}
+		s.seen.Ended(id, ioptest.OwnBytes(string(got)), outcome)
+		came <- reply{resp.StatusCode, string(got)}
+	}()
+	scrape := func() string {
+		resp, err := s.Client.Get("http://" + s.Edge.AdminAddr() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		return string(must(io.ReadAll(resp.Body)))
+	}
+	for !again.MatchString(scrape()) {
+		select {
+		case r := <-came:
+			t.Fatalf("answered while the link was gone: %+v", r)
+		default:
+		}
+	}
+	s.link.Refuse(false)
+	select {
+	case r := <-came:
+		if r.status != http.StatusOK || r.body != whole("new", 3) {
+			t.Errorf("%+v", r)
+		}
+	case <-time.After(ioptest.Hang):
+		t.Fatalf("the request hangs\n%s", s.Log)
+	}
+}
+
+// again matches when a request of which nothing was heard went out again.
+var again = regexp.MustCompile(`(?m)^iop_edge_request_repeats_total [1-9]`)
 
 // A link that hangs for a second, so that nothing passes and nothing closes,
 // loses no stream either.
