@@ -144,17 +144,18 @@ func (d *downlink) measured(now time.Time, took time.Duration, freed int, full b
 }
 
 // late says that the lane's frames are not missing yet: they are behind others that have
-// not arrived, and whose streams ask; or what is first left not longer ago than two round
-// trips.
+// not arrived, and whose streams ask; or they are first, and since what was before them
+// arrived no two round trips have passed.
 func (d *downlink) late(now time.Time, l *lane) bool {
 	if len(l.frames) == 0 {
 		return false
 	}
 	first, last := l.frames[0].first, l.frames[len(l.frames)-1]
+	since := now.Sub(d.moved)
 	switch {
-	case d.passed > last.number || now.Sub(d.moved) >= longestTrip:
+	case d.passed > last.number || since >= longestTrip:
 		return false
-	case now.Sub(last.at) < min(2*d.trip, longestTrip):
+	case min(since, now.Sub(last.at)) < 2*d.trip:
 		return true
 	}
 	return slices.ContainsFunc(d.lanes, func(o *lane) bool { return len(o.frames) > 0 && o.frames[0].first < first })

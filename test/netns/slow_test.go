@@ -153,7 +153,7 @@ func TestBodiesShareANarrowDownlink(t *testing.T) {
 	}
 	again := edge.metric("iop_edge_body_frames_resent_total")
 	t.Logf("%d bodies of %d KiB in %v; %v frames and %v requests sent again", bodies, size>>10, time.Since(began).Round(time.Millisecond), again, edge.metric("iop_edge_request_repeats_total"))
-	if again > bodies*size/wire.MaxBody/2 {
+	if again > bodies*size/wire.MaxBody/4 {
 		t.Errorf("%v of %d frames were sent again", again, bodies*size/wire.MaxBody)
 	}
 	node.narrowDown("1gbit")
