@@ -18,6 +18,9 @@ func (s *Sender) Step(now time.Time, ev SendEvent, out []SendEffect) []SendEffec
 		}
 		return out
 	}
+	if due := s.Deadline(); s.n > 0 && !due.IsZero() && now.After(due) {
+		s.progress = s.progress.Add(now.Sub(due)) // who slept through its deadline could hear nothing
+	}
 	switch ev.Kind {
 	case Offer:
 		return s.offer(now, ev.Frame, out)

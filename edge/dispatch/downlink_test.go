@@ -21,7 +21,6 @@ type narrow struct {
 	bodies    []*narrowBody
 	events    arrivals
 	longest   time.Duration // from a frame's leaving to its acknowledgement
-	spoken    time.Time
 	silence   time.Duration // the longest between two acknowledgements of one body
 }
 
