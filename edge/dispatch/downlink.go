@@ -34,6 +34,7 @@ type downlink struct {
 // lane is one stream's part of a downlink.
 type lane struct {
 	wake   func()
+	turn   bool       // it was called, and has not looked yet
 	frames []underWay // not acknowledged, by sequence
 }
 
@@ -78,19 +79,20 @@ func (d *downlink) leave(l *lane) {
 	d.call()
 }
 
-// room says whether a frame may go now. If not, the lane is woken when one may.
+// room says whether a frame may go now. If not, the lane is woken when it is its turn.
 func (d *downlink) room(l *lane, cost int) bool {
+	free := d.flight == 0 || d.flight+cost <= d.limit && (l.turn || len(d.waiting) == 0)
 	at := slices.Index(d.waiting, l)
-	if d.flight == 0 || d.flight+cost <= d.limit && (at == 0 || len(d.waiting) == 0) {
-		if at >= 0 {
-			d.waiting = slices.Delete(d.waiting, at, at+1)
-		}
-		return true
-	}
-	if at < 0 {
+	switch {
+	case free && at >= 0:
+		d.waiting = slices.Delete(d.waiting, at, at+1)
+	case !free && l.turn: // another was quicker
+		d.waiting = slices.Insert(d.waiting, 0, l)
+	case !free && at < 0:
 		d.waiting = append(d.waiting, l)
 	}
-	return false
+	l.turn = false
+	return free
 }
 
 // put is the lane's i-th unacknowledged frame leaving, perhaps again.
@@ -161,9 +163,14 @@ func (d *downlink) late(now time.Time, l *lane) bool {
 	return slices.ContainsFunc(d.lanes, func(o *lane) bool { return len(o.frames) > 0 && o.frames[0].first < first })
 }
 
-// call wakes the first that waits, if there is room for it.
+// call gives the first that waits its turn, if there is room. It may not take it, for
+// its caller reads nothing: so it stands in nobody's way.
 func (d *downlink) call() {
-	if len(d.waiting) > 0 && (d.flight == 0 || d.flight+wire.MaxBody+wire.FrameOverhead <= d.limit) {
-		d.waiting[0].wake()
+	if len(d.waiting) == 0 || d.flight > 0 && d.flight+tunnel.MaxCost > d.limit {
+		return
 	}
+	l := d.waiting[0]
+	d.waiting = slices.Delete(d.waiting, 0, 1)
+	l.turn = true
+	l.wake()
 }
