@@ -310,7 +310,7 @@ func (r *Receiver) frame(now time.Time, ev RecvEvent, out []RecvEffect) []RecvEf
 		return append(out, RecvEffect{Kind: AckNow})
 	case r.state == done:
 		return r.fail(errAfterTerminal(ev.Seq, r.next-1), out)
-	case ev.Seq-r.next > (r.announced+TerminalReserve-r.received)/cost(0): // the credit has no room for those between
+	case ev.Seq > r.next && ev.Seq-r.next > (r.announced+TerminalReserve-r.received)/cost(0): // the credit has no room for those between
 		return r.fail(errBeyondCredit(ev.Seq, r.next, r.announced), out)
 	case ev.Seq > r.next: // a gap: nothing is kept, all is asked for again
 		r.resend = true
