@@ -29,6 +29,7 @@ func (h *host) shape(ns, dev, rate string) {
 //
 // Contract: J2 J7
 func TestNarrowLinkIsShared(t *testing.T) {
+	t.Parallel()
 	f := newFabric(t, plan{brokers: 1, nodes: []string{"n1"}})
 	f.start("broker-1")
 	edge := f.start("edge")
@@ -61,6 +62,7 @@ func TestNarrowLinkIsShared(t *testing.T) {
 //
 // Contract: F9 B7 J7
 func TestFullLinkIsNoLoss(t *testing.T) {
+	t.Parallel()
 	const rate, large = "1mbit", 200 << 10
 	f := newFabric(t, plan{brokers: 1, nodes: []string{"n1"}})
 	f.start("broker-1")
@@ -119,6 +121,7 @@ func TestFullLinkIsNoLoss(t *testing.T) {
 //
 // Contract: J7 J2 J8
 func TestBodiesShareANarrowDownlink(t *testing.T) {
+	t.Parallel()
 	const bodies, size = 8, 384 << 10 // twelve seconds of the link
 	f := newFabric(t, plan{brokers: 1, nodes: []string{"n1"}})
 	f.start("broker-1")
