@@ -4,44 +4,19 @@ import (
 	"context"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/iop-fabric/iop/wire"
 )
 
-// How long nothing of a request's body may come while the exchange waits for it. An Edge
-// that still has something to send repeats it sooner than that, and asks for credit no
-// more seldom than every eight seconds; one that gave up has sent a cancel, which may be
-// lost. Where many bodies share a narrow link each waits for its turn: so bodySilent is
-// for all of the session's together, and bodyBound for the one alone.
-const (
-	bodySilent = 10 * time.Second // or the heartbeat bound, which the session outlives
-	bodyBound  = 2 * time.Minute
-)
+// bodyBound is how long nothing of a request's body may come while the exchange waits
+// for it, or the heartbeat bound, where that is longer. An Edge that still has something
+// to send repeats it sooner than that, asks for credit no more seldom than every eight
+// seconds, and repeats the request where the body waits for its turn on a narrow link;
+// one that gave up has sent a cancel, which may be lost.
+const bodyBound = 10 * time.Second
 
 var errBodySilent = wire.Errorf(wire.Protocol, "nothing came of the request's body for too long")
-
-// bodies is what the bodies of a session share.
-type bodies struct {
-	came   atomic.Int64 // when a frame of any came, in Unix nanoseconds
-	silent atomic.Int64 // bodySilent, or the heartbeat bound in nanoseconds
-}
-
-func (b *bodies) outlives(bound time.Duration) { b.silent.Store(int64(max(bound, bodySilent))) }
-
-// silentAt is when a body of which a frame came last is silent.
-func (b *bodies) silentAt(came time.Time) time.Time {
-	last := time.Unix(0, b.came.Load())
-	if last.Before(came) {
-		last = came
-	}
-	alone, together := came.Add(bodyBound), last.Add(max(time.Duration(b.silent.Load()), bodySilent))
-	if together.Before(alone) {
-		return together
-	}
-	return alone
-}
 
 var errBodyCut = wire.Errorf(wire.Cancelled, "the request's body ended before its announced size")
 
@@ -51,7 +26,7 @@ type bodyReader struct {
 	ctx      context.Context //nolint:containedctx // an io.Reader has no other way to be interrupted
 	watch    *watch          // off while a Read waits: it is Edge that owes
 	run      runner
-	all      *bodies
+	bound    time.Duration
 	consumed func(frame int)
 	more     chan struct{}
 
@@ -66,8 +41,8 @@ type bodyReader struct {
 	came   time.Time // the last frame, or when waits was set last
 }
 
-func newBodyReader(ctx context.Context, w *watch, run runner, all *bodies, size int64, consumed func(int)) *bodyReader {
-	return &bodyReader{ctx: ctx, watch: w, run: run, all: all, left: size, consumed: consumed, more: make(chan struct{}, 1)}
+func newBodyReader(ctx context.Context, w *watch, run runner, bound time.Duration, size int64, consumed func(int)) *bodyReader {
+	return &bodyReader{ctx: ctx, watch: w, run: run, bound: bound, left: size, consumed: consumed, more: make(chan struct{}, 1)}
 }
 
 // Read implements io.Reader.
@@ -120,9 +95,8 @@ func (r *bodyReader) setWaits(on bool) {
 	r.mu.Unlock()
 }
 
-// frame notes that one came, whatever becomes of it.
+// frame notes that one came, whatever becomes of it, or that the request did again.
 func (r *bodyReader) frame(now time.Time) {
-	r.all.came.Store(now.UnixNano())
 	r.mu.Lock()
 	r.came = now
 	r.mu.Unlock()
@@ -133,11 +107,11 @@ func (r *bodyReader) frame(now time.Time) {
 func (r *bodyReader) look(now time.Time) (next time.Time, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch next = r.all.silentAt(r.came); {
+	switch next = r.came.Add(r.bound); {
 	case r.closed || r.err != nil:
 		return time.Time{}, false
 	case !r.waits:
-		return r.all.silentAt(now), false
+		return now.Add(r.bound), false
 	default:
 		return next, due(now, next)
 	}

@@ -152,7 +152,7 @@ func (l *link) event(n *Node, verb subjects.Verb, data []byte) (ev session.Event
 		ev.Instance = a.GetEdgeInstance()
 		ev.Interval = time.Duration(a.GetHeartbeatIntervalMs()) * time.Millisecond
 		ev.Bound = time.Duration(a.GetHeartbeatBoundMs()) * time.Millisecond
-		l.streams.arrivals.outlives(ev.Bound)
+		l.streams.bodyBound.Store(int64(ev.Bound))
 		if l.answer == nil && ev.OK {
 			l.answer, l.instance = &a, a.GetEdgeInstance()
 		}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/iop-fabric/iop/internal/bus"
@@ -83,7 +84,7 @@ type streams struct {
 	away     []string // refused, without a stream to remember it
 	bodies   int      // streams that receive a body
 
-	arrivals bodies
+	bodyBound atomic.Int64 // nanoseconds
 
 	// The send loop's alone.
 	spare   []*stream // dirty's other half
@@ -210,11 +211,12 @@ func (s *streams) open(run string, req *iopv1.ProviderTunnelRequest, now time.Ti
 		st.lookAt = now.Add(bound)
 	}
 	if req.GetBodyFollows() && req.GetBodySize() <= math.MaxInt64 {
+		bound := max(bodyBound, time.Duration(s.bodyBound.Load()))
 		st.receiver = tunnel.NewReceiver(tunnel.ReceiverConfig{MaxWindow: s.bodyWindow()})
-		st.body = newBodyReader(ctx, &st.watch, s.run, &s.arrivals, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
+		st.body = newBodyReader(ctx, &st.watch, s.run, bound, int64(req.GetBodySize()), func(frame int) { //nolint:gosec // checked above
 			st.post(func(m *mail) { m.consumed = append(m.consumed, frame) })
 		})
-		st.bodyAt = s.arrivals.silentAt(now)
+		st.bodyAt = now.Add(bound)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -457,6 +459,9 @@ func (s *streams) serve(now time.Time, st *stream) {
 		st.forceAt = now.Add(s.host.closeGrace())
 	}
 	if m.again {
+		if st.body != nil {
+			st.body.frame(now)
+		}
 		s.owe(st, now.Add(ackDelay))
 	}
 	if !st.gone {

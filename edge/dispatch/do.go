@@ -34,13 +34,14 @@ type call struct {
 	w   Writer
 	res Result
 
-	request  []byte // kept until something was heard of the run
-	repeatAt time.Time
-	repeat   time.Duration
-	hurry    time.Duration // how long after the last hint it went out again
-	deadline time.Time
-	gapDue   time.Time
-	up       *upload // nil: the body is in the request, or is acknowledged
+	request   []byte // kept until something was heard of the run
+	repeatAt  time.Time
+	repeat    time.Duration
+	hurry     time.Duration // how long after the last hint it went out again
+	deadline  time.Time
+	gapDue    time.Time
+	upRequest []byte  // with a body that follows: the same, kept as long as that
+	up        *upload // nil: the body is in the request, or is acknowledged
 
 	timer *time.Timer
 	armed time.Time // when it fires; zero: it does not matter
@@ -155,7 +156,7 @@ func (c *call) send(a *Attempt) *wire.Error {
 		c.deadline = now.Add(a.Timeout + a.Grace)
 	}
 	if req.BodyFollows {
-		c.up = newUpload(c.d, c.s, a.Body, a.BodySize)
+		c.up, c.upRequest = newUpload(c.d, c.s, a.Body, a.BodySize), data
 	}
 	return nil
 }
@@ -240,6 +241,9 @@ func (c *call) upload(v *view) *wire.Error {
 			return err
 		}
 		lost = lost || again
+		if !done && c.up.stillThere(c.d.now()) {
+			_ = c.d.publish(c.s, subjects.Tunnel, c.upRequest)
+		}
 	}
 	if lost {
 		c.sendAgain()

@@ -278,6 +278,38 @@ func TestLargeBodyFollowsAsCreditAllows(t *testing.T) {
 	})
 }
 
+// A body that finds no room behind others is not forgotten: its Node hears of the run
+// again and again, and so does not take it for one that nobody sends any more.
+//
+// Contract: J2 J7
+func TestBodyThatWaitsForItsTurn(t *testing.T) {
+	inBubble(t, Config{}, func(t *testing.T, r *rig) {
+		n := r.node("n", 1)
+		big := string(pattern("p", 1<<20))
+		first := r.do(t.Context(), r.attempt(n, big), &answer{})
+		<-n.requests
+		synctest.Wait() // it has sent what the first window and the downlink hold
+		a := r.attempt(n, big)
+		ctx, leave := context.WithCancel(t.Context())
+		second := r.do(ctx, a, &answer{})
+		<-n.requests
+		n.sendAck(&iopv1.StreamAck_Entry{RunId: a.RunID, Direction: "body", Credit: wire.MinWindow})
+		synctest.Wait()
+		heard := func() int { return n.count(subjects.Tunnel, a.RunID) + n.count(subjects.Body, a.RunID) }
+		for range 3 {
+			before := heard()
+			pass(stillThere + lookAgain)
+			if heard() == before {
+				t.Error("its Node hears nothing of it for seconds")
+			}
+		}
+		leave()
+		second.wait()
+		pass(silenceBound)
+		first.wait()
+	})
+}
+
 // An answer may end before the body was taken: the rest is not sent.
 func TestAnswerBeforeTheBodyIsTaken(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, r *rig) {

@@ -25,6 +25,7 @@ type upload struct {
 	out     []tunnel.SendEffect
 	lane    lane
 	lookAt  time.Time // when to look for room of the downlink in any case; zero: it does not wait
+	saidAt  time.Time // when anything of the run was sent last
 	silent  bool      // the Node answered nothing for too long, which breaks no rule
 	resetAt time.Time // the first reset since the Node acknowledged something
 	askedAt time.Time // when a reset last brought the request again
@@ -40,6 +41,9 @@ const (
 	resetPause = 100 * time.Millisecond
 	// lookAgain is for room that whoever was called did not take: its caller reads nothing.
 	lookAgain = time.Second
+	// stillThere is how often a Node is told of a body that waits for its turn: below
+	// what it waits for one.
+	stillThere = 3 * time.Second
 )
 
 // bodyBuffers hold one encoded frame, or one body to be encoded.
@@ -52,6 +56,7 @@ func newUpload(d *Dispatcher, s *stream, body io.Reader, size int64) *upload {
 		subject: s.sess.id.Down(subjects.Body, s.run),
 		reply:   subjects.NoResponders(d.cfg.Edge, s.run),
 		lane:    lane{wake: s.wakeUp},
+		saidAt:  d.now(),
 	}
 	u.downlink(func(l *downlink) { l.join(&u.lane) })
 	return u
@@ -172,6 +177,7 @@ func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.
 					l.put(now, &u.lane, int(ef.Frame.Seq-acked-1), ef.Frame.Body+wire.FrameOverhead) //nolint:gosec // a window of frames at most
 				})
 			}
+			u.saidAt = now
 			if ef.Again {
 				u.d.metrics.resent.Inc()
 			}
@@ -191,6 +197,15 @@ func (u *upload) send(now time.Time, ev tunnel.SendEvent) (done bool, err *wire.
 		u.downlink(func(l *downlink) { l.leave(&u.lane) })
 	}
 	return done, err
+}
+
+// stillThere says whether the Node is to be told of the body that waits for its turn.
+func (u *upload) stillThere(now time.Time) bool {
+	if u.lookAt.IsZero() || now.Sub(u.saidAt) < stillThere {
+		return false
+	}
+	u.saidAt = now
+	return true
 }
 
 // stop releases what is kept.
