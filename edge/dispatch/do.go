@@ -225,6 +225,10 @@ func (c *call) turn() (more, over bool) {
 // again where it may be lost.
 func (c *call) upload(v *view) *wire.Error {
 	lost := v.reconnect
+	if c.up != nil && v.ended { // the Node has said its last, and answers for the body no more
+		c.up.stop(c.d.now())
+		c.up = nil
+	}
 	if c.up != nil {
 		done, again, err := c.up.step(c.d.now(), v)
 		if done {

@@ -313,6 +313,7 @@ type view struct {
 	gapSince  time.Time
 	reconnect bool
 	hinted    bool
+	ended     bool // the Node's terminal came
 	body      bodyAck
 }
 
@@ -327,6 +328,7 @@ func (s *stream) next(now time.Time, taken int) (v view) {
 	v.heard, v.gapSince = s.heard, s.gapSince
 	v.reconnect, s.reconnect = s.reconnect, false
 	v.hinted, s.hinted = s.hinted, false
+	v.ended = s.life.state == ended
 	v.body, s.body = s.body, bodyAck{}
 	if v.cut = s.life.cut; v.cut == nil {
 		v.f = s.pop()
