@@ -118,7 +118,8 @@ func (r *bodyReader) look(now time.Time) (next time.Time, silent bool) {
 }
 
 // deliver appends the next frame. It reports whether the frame was kept, to be
-// reported as consumed once it was read, and what is wrong with the body.
+// reported as consumed once it was read, and what is wrong with the body: a Read
+// learns that from close only, once the exchange's context has its cause.
 func (r *bodyReader) deliver(f bodyFrame) (kept bool, err *wire.Error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,23 +127,19 @@ func (r *bodyReader) deliver(f bodyFrame) (kept bool, err *wire.Error) {
 	case r.closed:
 		return false, nil
 	case f.failed != "":
-		r.err = errBodyCut
+		return false, errBodyCut
 	case int64(len(f.data)) > r.left, f.last && int64(len(f.data)) != r.left:
-		r.err = errBodyTooLarge
-	default:
-		r.left -= int64(len(f.data))
-		if len(f.data) > 0 {
-			r.frames, kept = append(r.frames, f.data), true
-		}
-		if f.last {
-			r.err = io.EOF
-		}
+		return false, errBodyTooLarge
+	}
+	r.left -= int64(len(f.data))
+	if len(f.data) > 0 {
+		r.frames, kept = append(r.frames, f.data), true
+	}
+	if f.last {
+		r.err = io.EOF
 	}
 	r.wake()
-	if e, ok := r.err.(*wire.Error); ok { //nolint:errorlint // set a few lines above, unwrapped
-		err = e
-	}
-	return kept, err
+	return kept, nil
 }
 
 // close drops what was not read; what still arrives is dropped too.

@@ -840,6 +840,42 @@ func TestBodyBreaches(t *testing.T) {
 	}
 }
 
+// A Read learns what is wrong with the body only once the exchange's context has its
+// cause: an adapter that returns at once would be taken for the one that failed.
+//
+// Contract: J8 W8
+func TestBodyBreaksOffAfterItsCause(t *testing.T) {
+	for name, c := range map[string]struct {
+		frame bodyFrame
+		want  *wire.Error
+	}{
+		"too long":  {bodyFrame{data: make([]byte, 11)}, errBodyTooLarge},
+		"too short": {bodyFrame{data: make([]byte, 9), last: true}, errBodyTooLarge},
+		"given up":  {bodyFrame{failed: "cancelled"}, errBodyCut},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBodyReader(t.Context(), &watch{}, goroutines{}, bodyBound, 10, func(int) {})
+				var got error
+				go func() { _, got = b.Read(make([]byte, 20)) }()
+				synctest.Wait()
+				if kept, err := b.deliver(c.frame); kept || err != c.want {
+					t.Errorf("deliver: %v, %v", kept, err)
+				}
+				synctest.Wait()
+				if got != nil {
+					t.Errorf("the Read ended before anybody was told why: %v", got)
+				}
+				b.close(c.want)
+				synctest.Wait()
+				if !errors.Is(got, c.want) {
+					t.Errorf("the Read ended with %v", got)
+				}
+			})
+		})
+	}
+}
+
 // An Edge that does not acknowledge for a minute, and whose heartbeats come, still gets
 // the terminal: nobody else would tell its caller.
 //
