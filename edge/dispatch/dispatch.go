@@ -79,14 +79,20 @@ type Dispatcher struct {
 	mu      sync.Mutex // what Run is told
 	owing   []*session
 	cancels []*stream
-	bounds  []cancelBound // by due time, for all have the same bound
+	repeats []dueAt // of cancels that were not answered, by time
+	bounds  []dueAt // when a slot comes back though its cancel was not answered, by time
 }
 
-// cancelBound is when a slot comes back though its cancel was not answered.
-type cancelBound struct {
+// dueAt is when something of a stream is due. All of a list wait equally long.
+type dueAt struct {
 	s   *stream
 	due time.Time
 }
+
+// cancelAgain is how long the answer to a cancel may take before the cancel goes out
+// again: the bus may lose it without an error, or bring it before a request that is late
+// (B3). A Node whose provider is slow to close answers later, and heeds no repetition.
+const cancelAgain = 2 * time.Second
 
 var _ Runner = (*Dispatcher)(nil)
 
@@ -394,8 +400,10 @@ func (d *Dispatcher) apply(s *stream, o orders, direct bool) {
 		if !direct {
 			d.cancels = append(d.cancels, s)
 		}
-		d.bounds = append(d.bounds, cancelBound{s: s, due: d.now().Add(d.cfg.CancelBound)})
-		tell := !direct || len(d.bounds) == 1
+		now := d.now()
+		d.repeats = append(d.repeats, dueAt{s: s, due: now.Add(cancelAgain)})
+		d.bounds = append(d.bounds, dueAt{s: s, due: now.Add(d.cfg.CancelBound)})
+		tell := !direct || len(d.repeats) == 1 || len(d.bounds) == 1
 		d.mu.Unlock()
 		if tell {
 			d.tell()
@@ -420,8 +428,8 @@ func (s *stream) last() uint64 {
 	return s.highest
 }
 
-// cancel publishes the CancelRequest. If the bus does not take it, the next
-// reconnect does it again.
+// cancel publishes the CancelRequest. If the bus does not take it, it goes out again
+// as one that was lost.
 func (d *Dispatcher) cancel(s *stream) {
 	data, err := (&iopv1.CancelRequest{RunId: s.run}).MarshalVT()
 	if err == nil {

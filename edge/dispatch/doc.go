@@ -20,7 +20,8 @@
 //	    when nothing of the attempt is left it was given back or taken.
 //	I2  The caller sees one terminal; what ended its side first stands (J4).
 //	I3  One CancelRequest is ordered for a cut, and none where the terminal was
-//	    there before (T6). It is repeated only after a lost connection.
+//	    there before (T6). It is repeated after a lost connection, and every two
+//	    seconds until it is answered or its bound has passed.
 //	I4  A message of another session than the slot's changes nothing of the
 //	    attempt (F5, F8).
 //	I5  What a stream holds unread is bounded by its window and one message (J7).

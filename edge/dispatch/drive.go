@@ -30,12 +30,7 @@ func (d *Driven) Pass() {
 }
 
 // Deadline is when Pass is due; zero: when Woken says so.
-func (d *Driven) Deadline() time.Time {
-	if a := d.pass.ackDue; d.next.IsZero() || (!a.IsZero() && a.Before(d.next)) {
-		return a
-	}
-	return d.next
-}
+func (d *Driven) Deadline() time.Time { return earlier(d.next, d.pass.ackDue) }
 
 // Reconnected tells that the connection was lost and is there again.
 func (d *Driven) Reconnected() { d.resume() }

@@ -412,11 +412,16 @@ func TestA61CancelledStreamsOfASilentNode(t *testing.T) {
 		for _, p := range all {
 			wantClass(t, p.wait(), wire.Cancelled)
 		}
+		synctest.Wait()
+		if len(n.cancels) != 1000 {
+			t.Fatalf("%d cancels", len(n.cancels))
+		}
 		pass(wire.CancelBound)
-		if r.d.Open() != 0 || len(n.cancels) != 1000 || len(r.returned()) != 1000 {
+		if r.d.Open() != 0 || len(n.cancels) != 6000 || len(r.returned()) != 1000 {
 			t.Fatalf("%d open, %d cancels", r.d.Open(), len(n.cancels))
 		}
-		if len(r.d.bounds) != 0 || len(r.d.table.bySlot) != 0 {
+		pass(cancelAgain)
+		if len(r.d.bounds) != 0 || len(r.d.repeats) != 0 || len(r.d.table.bySlot) != 0 {
 			t.Fatal("something is remembered")
 		}
 	})

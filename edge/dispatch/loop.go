@@ -116,6 +116,7 @@ func (p *sweep) do(now time.Time, all bool) (next time.Time) {
 	d := p.out.d
 	d.sendCancels()
 	next = d.passBounds(now, all)
+	next = earlier(next, d.repeatCancels(now))
 	switch {
 	case !d.owes():
 		p.ackDue = time.Time{}
@@ -133,6 +134,14 @@ func (d *Dispatcher) closedCause() error {
 		return err
 	}
 	return bus.ErrClosed
+}
+
+// earlier of two times; zero is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
 }
 
 // wait is how long until the earliest of some times; an hour if there is none.
@@ -191,26 +200,55 @@ func (d *Dispatcher) sendCancels() {
 	}
 }
 
+// repeatCancels sends again what was not answered, and says when the next one is due.
+func (d *Dispatcher) repeatCancels(now time.Time) (next time.Time) {
+	for {
+		s, next := d.pop(&d.repeats, now)
+		if s == nil {
+			return next
+		}
+		s.mu.Lock()
+		again := s.life.held()
+		s.mu.Unlock()
+		if again {
+			d.cancel(s)
+			d.mu.Lock()
+			d.repeats = append(d.repeats, dueAt{s: s, due: now.Add(cancelAgain)})
+			d.mu.Unlock()
+		}
+	}
+}
+
 // passBounds gives back the slots whose cancel was not answered in time (all of
 // them where no answer can come any more) and says when the next one is due.
 func (d *Dispatcher) passBounds(now time.Time, all bool) (next time.Time) {
-	for {
-		d.mu.Lock()
-		if len(d.bounds) == 0 {
-			d.bounds = nil
-			d.mu.Unlock()
-			return time.Time{}
-		}
-		b := d.bounds[0]
-		if !all && now.Before(b.due) {
-			d.mu.Unlock()
-			return b.due
-		}
-		d.bounds[0] = cancelBound{}
-		d.bounds = d.bounds[1:]
-		d.mu.Unlock()
-		d.apply(b.s, b.s.step((*life).bound), false)
+	if all {
+		now = now.Add(d.cfg.CancelBound)
 	}
+	for {
+		s, next := d.pop(&d.bounds, now)
+		if s == nil {
+			return next
+		}
+		d.apply(s, s.step((*life).bound), false)
+	}
+}
+
+// pop takes the first of a list if it is due, else says when that is; zero: never.
+func (d *Dispatcher) pop(list *[]dueAt, now time.Time) (s *stream, next time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := *list
+	switch {
+	case len(l) == 0:
+		*list = nil
+		return nil, time.Time{}
+	case now.Before(l[0].due):
+		return nil, l[0].due
+	}
+	s, l[0] = l[0].s, dueAt{}
+	*list = l[1:]
+	return s, time.Time{}
 }
 
 // ackEntries is how many entries one message holds: with the longest run ids it

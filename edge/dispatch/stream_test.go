@@ -226,6 +226,44 @@ func TestCancelIsRepeatedAfterAReconnect(t *testing.T) {
 	})
 }
 
+// A cancel that nobody answers was lost, or came before its request: it goes out again
+// every two seconds, until the Node's terminal comes or the slot is back without it.
+//
+// Contract: T6 P8 J5
+func TestCancelIsRepeatedUntilItIsAnswered(t *testing.T) {
+	inBubble(t, Config{CancelBound: 7 * time.Second}, func(t *testing.T, r *rig) {
+		n := r.node("n", 2)
+		answered, silent := r.attempt(n, "{}"), r.attempt(n, "{}")
+		ctx, cancel := context.WithCancel(t.Context())
+		a, b := r.do(ctx, answered, &answer{}), r.do(ctx, silent, &answer{})
+		<-n.requests
+		<-n.requests
+		cancel()
+		wantClass(t, a.wait(), wire.Cancelled)
+		wantClass(t, b.wait(), wire.Cancelled)
+		synctest.Wait()
+		for i := range 4 {
+			if got := n.count(subjects.Cancel, silent.RunID); got != i+1 {
+				t.Errorf("%d cancels after %d s", got, 2*i)
+			}
+			if i == 1 {
+				n.send(answered.RunID, errorOf(1, wire.Cancelled))
+			}
+			pass(2 * time.Second)
+		}
+		pass(time.Minute)
+		if got := n.count(subjects.Cancel, answered.RunID); got != 2 {
+			t.Errorf("%d cancels of an attempt that ended after three seconds", got)
+		}
+		if got := n.count(subjects.Cancel, silent.RunID); got != 4 || r.how(silent.Slot) != pool.ByCancelBound {
+			t.Errorf("%d cancels, the slot came back by %v", got, r.how(silent.Slot))
+		}
+		if len(r.d.repeats) != 0 {
+			t.Error("something is remembered")
+		}
+	})
+}
+
 // The exact size is announced, frames are cut at 64 KiB, and none is sent beyond
 // the Node's credit.
 //

@@ -79,7 +79,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "the bound of an unanswered cancel changes nothing", file: "edge/dispatch/loop.go", rule: "INV3",
-		patch: []string{"		d.apply(b.s, b.s.step((*life).bound), false)\n", ""},
+		patch: []string{"		d.apply(s, s.step((*life).bound), false)\n", ""},
 	},
 	{
 		name: "a request that was lost is not sent again", file: "edge/dispatch/do.go", rule: "LIVE2",
