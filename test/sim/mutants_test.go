@@ -116,11 +116,6 @@ var mutants = []mutant{
 		name: "a cancel that overtakes its request is forgotten", file: "node/streams.go", rule: "C1",
 		patch: []string{"		s.early.add(run, now)\n", "		_ = now\n"},
 	},
-	// A fault that the simulator found, as it was.
-	{
-		name: "a body that nobody sends is waited for", file: "node/body.go", rule: "LEAK LIVE3 CALM",
-		patch: []string{"		return next, due(now, next)\n", "		return now.Add(bodyBound), false\n"},
-	},
 }
 
 // overlay writes the mutant's source, and the file that has go test use it.
