@@ -114,3 +114,35 @@ func TestDrivenAttemptReturnsItsSlotOnce(t *testing.T) {
 		t.Fatal(d.returns)
 	}
 }
+
+// Once the Node's terminal came nobody waits for what it took of the body: it has ended
+// and answers for it no more, however slowly the caller reads what is there.
+//
+// Contract: J3 J4
+func TestTerminalEndsTheUpload(t *testing.T) {
+	d := newDriven(100_000)
+	d.ack(t, &iopv1.StreamAck_Entry{Acked: 1, Credit: 1 << 20}) // the last frame's was lost
+	d.turn()
+	const pause, n = 500 * time.Millisecond, 60 // thrice the bound of silence
+	frames := []*iopv1.ProviderTunnelFrame{frameOf(1, start, "a")}
+	for seq := uint64(2); seq < n; seq++ {
+		frames = append(frames, frameOf(seq, body, "b"))
+	}
+	frames = append(frames, frameOf(n, end, ""))
+	for _, f := range frames {
+		f.RunId = d.run
+		data, err := f.MarshalVT()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Frame(subjects.Message{Session: d.id, Verb: subjects.Frame, Run: d.run}, data)
+	}
+	for range frames { // one of them at each turn
+		d.now = d.now.Add(pause)
+		d.call.Turn()
+		d.Pass()
+	}
+	if res, over := d.call.Result(); !over || res.Err != nil {
+		t.Fatalf("%v, over: %v", res.Err, over)
+	}
+}
