@@ -28,6 +28,7 @@ type limiter struct {
 	swept time.Time // when those of long ago were last forgotten
 }
 
+// allow reports whether a session may be told now, and makes room to remember it.
 func (l *limiter) allow(now time.Time, s session) bool {
 	if at, ok := l.last[s]; ok && now.Sub(at) < fenceEvery {
 		return false
@@ -44,11 +45,18 @@ func (l *limiter) allow(now time.Time, s session) bool {
 			return false
 		}
 	}
+	return true
+}
+
+// told remembers that a session was.
+func (l *limiter) told(now time.Time, s session) {
+	if _, known := l.last[s]; !known && len(l.last) >= maxLimited {
+		return // allow was not asked, or said no
+	}
 	if l.last == nil {
 		l.last = map[session]time.Time{}
 	}
 	l.last[s] = now
-	return true
 }
 
 // clip bounds a text that a peer says about itself.

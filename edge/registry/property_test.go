@@ -203,6 +203,34 @@ func TestUnprovedChangesNothing(t *testing.T) {
 	}
 }
 
+// The fence of one that misbehaves waits for nobody, and counts for those after it.
+//
+// Contract: F10 J8
+func TestMisbehavingFenceCounts(t *testing.T) {
+	r := New(Config{Nodes: []string{"n1"}})
+	for _, c := range []struct {
+		after  time.Duration
+		event  Event
+		fences int
+	}{
+		{0, MessageReceived{"n1", 5}, 1},
+		{0, RegisterReceived{Node: "n1", Gen: 5, PayloadNode: "n1", ProtocolMin: 1, ProtocolMax: 1}, 0},
+		{900 * time.Millisecond, Misbehaved{"n1", 5}, 1},
+		{1100 * time.Millisecond, MessageReceived{"n1", 5}, 0},
+		{1900 * time.Millisecond, MessageReceived{"n1", 5}, 1},
+	} {
+		fences := 0
+		for _, e := range r.Step(epoch.Add(c.after), c.event, nil) {
+			if _, ok := e.(SendFence); ok {
+				fences++
+			}
+		}
+		if fences != c.fences {
+			t.Errorf("%+v after %v: %d fences", c.event, c.after, fences)
+		}
+	}
+}
+
 // What strangers say costs bounded memory.
 //
 // Contract: Z5
