@@ -173,6 +173,7 @@ func stallMillis(d time.Duration) int64 {
 // turn does what is at hand, one frame of the answer at most. more: there may be
 // more at hand; over: the attempt is over for the caller, with c.res.
 func (c *call) turn() (more, over bool) {
+	c.sleptThrough(c.d.now())
 	v := c.s.next(c.d.now(), c.taken)
 	c.taken = -1
 	if v.need != needNone {
@@ -277,6 +278,9 @@ func (c *call) arm(v *view) {
 	c.gapDue = time.Time{}
 	if !v.gapSince.IsZero() {
 		c.gapDue = v.gapSince.Add(c.d.silence())
+		if look := c.d.now().Add(gapLook); look.Before(c.gapDue) {
+			c.gapDue = look
+		}
 		sooner(c.gapDue)
 	}
 	if c.up != nil {
@@ -331,21 +335,39 @@ func (c *call) wait(ctx context.Context, block bool) *wire.Error {
 
 // passed does what is due by now. The error ends the caller's side.
 func (c *call) passed(now time.Time) *wire.Error {
+	c.sleptThrough(now)
 	passed := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	switch {
 	case passed(c.deadline):
 		return errDeadline
-	case passed(c.gapDue):
-		if c.s.gapPassed(now, c.d.silence()) {
-			c.d.offend(c.s.sess, breachGap, severe, c.s.run)
-			return breachGap.err()
-		}
+	case passed(c.gapDue) && c.s.gapPassed(now, c.d.silence()):
+		c.d.offend(c.s.sess, breachGap, severe, c.s.run)
+		return breachGap.err()
 	case passed(c.repeatAt):
 		if !c.s.wasHeard() {
 			c.sendAgain()
 		}
 	}
 	return nil
+}
+
+// gapLook is how often a call looks while a frame is missing. One that comes later than
+// another gapLook was held up, by its caller, or with the whole process.
+const gapLook = time.Second
+
+// sleptThrough: the time that a call was held up is no silence of the Node's, which may
+// have sent the frame.
+func (c *call) sleptThrough(now time.Time) {
+	if c.gapDue.IsZero() || now.Sub(c.gapDue) < gapLook {
+		return
+	}
+	s := c.s
+	s.mu.Lock()
+	if !s.gapSince.IsZero() {
+		s.gapSince = s.gapSince.Add(now.Sub(c.gapDue))
+	}
+	s.mu.Unlock()
+	c.gapDue = now
 }
 
 func (s *stream) wasHeard() bool {

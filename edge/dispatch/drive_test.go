@@ -62,6 +62,17 @@ func (d *driven) ack(t *testing.T, e *iopv1.StreamAck_Entry) {
 	d.Ack(subjects.Message{Session: d.id, Verb: subjects.Ack}, data)
 }
 
+// frame gives one frame of the answer to the subscription's callback.
+func (d *driven) frame(t *testing.T, f *iopv1.ProviderTunnelFrame) {
+	t.Helper()
+	f.RunId = d.run
+	data, err := f.MarshalVT()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Frame(subjects.Message{Session: d.id, Verb: subjects.Frame, Run: d.run}, data)
+}
+
 // A reset that comes late, beside acknowledgements of what it knew nothing about, is
 // not believed, though the first was long ago; a Node that goes on with it is.
 //
@@ -130,12 +141,7 @@ func TestTerminalEndsTheUpload(t *testing.T) {
 	}
 	frames = append(frames, frameOf(n, end, ""))
 	for _, f := range frames {
-		f.RunId = d.run
-		data, err := f.MarshalVT()
-		if err != nil {
-			t.Fatal(err)
-		}
-		d.Frame(subjects.Message{Session: d.id, Verb: subjects.Frame, Run: d.run}, data)
+		d.frame(t, f)
 	}
 	for range frames { // one of them at each turn
 		d.now = d.now.Add(pause)
@@ -144,5 +150,29 @@ func TestTerminalEndsTheUpload(t *testing.T) {
 	}
 	if res, over := d.call.Result(); !over || res.Err != nil {
 		t.Fatalf("%v, over: %v", res.Err, over)
+	}
+}
+
+// While the Edge itself stood still a Node may have sent what is missing: that time is
+// no part of the ten seconds.
+//
+// Contract: J2 J5
+func TestGapWhileTheEdgeStoodStill(t *testing.T) {
+	for pause, want := range map[time.Duration]time.Duration{0: silenceBound, 4 * time.Second: silenceBound + 3*time.Second, time.Minute: silenceBound + 59*time.Second} {
+		d := newDriven(10)
+		d.frame(t, frameOf(1, start, ""))
+		d.frame(t, frameOf(3, body, "c"))
+		d.turn()
+		began := d.now
+		d.now = d.now.Add(pause) // nothing runs; then the first look is late by all but a second
+		for _, over := d.call.Result(); !over; _, over = d.call.Result() {
+			if at := d.call.Deadline(); at.After(d.now) {
+				d.now = at
+			}
+			d.call.Turn()
+		}
+		if res, _ := d.call.Result(); res.Err.Class != wire.Protocol || d.now.Sub(began) != want {
+			t.Errorf("paused for %v it ended after %v: %v", pause, d.now.Sub(began), res.Err)
+		}
 	}
 }
