@@ -173,8 +173,9 @@ func stallMillis(d time.Duration) int64 {
 // turn does what is at hand, one frame of the answer at most. more: there may be
 // more at hand; over: the attempt is over for the caller, with c.res.
 func (c *call) turn() (more, over bool) {
-	c.sleptThrough(c.d.now())
-	v := c.s.next(c.d.now(), c.taken)
+	now := c.d.now()
+	c.sleptThrough(now)
+	v := c.s.next(now, c.taken)
 	c.taken = -1
 	if v.need != needNone {
 		c.d.owe(c.s, v.need)

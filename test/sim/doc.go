@@ -3,6 +3,7 @@
 //
 //	make sim                  75 s of fresh seeds, and those that once showed a fault
 //	make sim SIM_TIME=10m     more of them
+//	make sim FIRST=n          the seeds from n on, as CI does
 //	make sim SEED=n           one, with all that happens
 //
 // There is one heap of what will happen, and one thing happens at a time. After each,
