@@ -54,8 +54,8 @@ mutants:
 
 # Not under the race detector: a world has one goroutine, and make test plays some with
 # it. Fails below half of SCHEDULES, and where the faults met nothing. The seeds are fresh
-# ones; from FIRST on where it is given, as CI does: there a change is judged by the same
-# schedules on every machine, and is not red for what it did not touch.
+# ones; where FIRST is given, SCHEDULES of them from there on, as CI does: there a change is
+# judged by the same schedules on every machine, and is not red for what it did not touch.
 SIM_TIME ?= 75s
 FIRST ?= 0
 SCHEDULES ?= 15000

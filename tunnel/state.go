@@ -86,6 +86,7 @@ type Sender struct {
 	flight    uint64    // cost of the frames acked+1 .. cursor-1
 	gap       uint64    // the sequence the last repetition began with
 	gapAt     time.Time // and when that was
+	gapAsked  bool      // the peer was asked since, by a frame after it
 }
 
 type slot struct {

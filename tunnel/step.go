@@ -114,7 +114,7 @@ func (s *Sender) rewind(now time.Time, out []SendEffect) []SendEffect {
 		return out
 	}
 	s.cursor, s.flight = s.acked+1, 0
-	s.gap, s.gapAt = s.cursor, now
+	s.gap, s.gapAt, s.gapAsked = s.cursor, now, false
 	s.recoverTo, s.burst = s.next-1, firstBurst
 	s.resendAt = now.Add(s.rto)
 	return s.flush(now, out)
@@ -126,7 +126,7 @@ func (s *Sender) rewind(now time.Time, out []SendEffect) []SendEffect {
 func (s *Sender) ask(now time.Time, out []SendEffect) []SendEffect {
 	p := s.at(int(s.cursor - s.acked - 2)) //nolint:gosec // something is on its way, or no timer ran
 	p.again, p.sentAt = true, now
-	s.resendAt = now.Add(s.rto)
+	s.resendAt, s.gapAsked = now.Add(s.rto), true
 	return append(out, SendEffect{Kind: SendFrame, Frame: p.Frame, Again: true})
 }
 
@@ -155,7 +155,8 @@ func (s *Sender) ack(now time.Time, ev SendEvent, out []SendEffect) []SendEffect
 	return s.flush(now, out)
 }
 
-// justRepeated: what the peer asks for is already on its way to it.
+// justRepeated: what the peer asks for is already on its way to it. Not if it was asked
+// since: a peer that still misses it never got the copy, whatever the round trip seemed.
 func (s *Sender) justRepeated(now time.Time) bool {
 	if s.cursor == s.acked+1 {
 		return true // not even sent yet
@@ -164,7 +165,7 @@ func (s *Sender) justRepeated(now time.Time) bool {
 	if rtt == 0 {
 		rtt = s.cfg.MinRTO
 	}
-	return s.gap == s.acked+1 && now.Sub(s.gapAt) < rtt
+	return s.gap == s.acked+1 && !s.gapAsked && now.Sub(s.gapAt) < rtt
 }
 
 // advance takes all frames up to acked as received.
