@@ -110,7 +110,7 @@ type sweep struct {
 	ackDue time.Time // when what is owed is sent at the latest; zero: nothing is owed
 }
 
-// do sends what is due and says when the next cancel's bound is. all: no cancel can be
+// do sends what is due and says when a cancel is to be repeated, or its bound is. all: no cancel can be
 // answered any more.
 func (p *sweep) do(now time.Time, all bool) (next time.Time) {
 	d := p.out.d
@@ -203,8 +203,8 @@ func (d *Dispatcher) sendCancels() {
 // repeatCancels sends again what was not answered, and says when the next one is due.
 func (d *Dispatcher) repeatCancels(now time.Time) (next time.Time) {
 	for {
-		s, next := d.pop(&d.repeats, now)
-		if s == nil {
+		var s *stream
+		if s, next = d.pop(&d.repeats, now); s == nil {
 			return next
 		}
 		s.mu.Lock()
@@ -226,8 +226,8 @@ func (d *Dispatcher) passBounds(now time.Time, all bool) (next time.Time) {
 		now = now.Add(d.cfg.CancelBound)
 	}
 	for {
-		s, next := d.pop(&d.bounds, now)
-		if s == nil {
+		var s *stream
+		if s, next = d.pop(&d.bounds, now); s == nil {
 			return next
 		}
 		d.apply(s, s.step((*life).bound), false)

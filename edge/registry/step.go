@@ -310,15 +310,13 @@ func (r *Registry) tellOver(now time.Time, name string, gen uint64, out []Effect
 // at once, for the broker closes the session by it: the class says so. That event comes
 // more and more seldom by itself.
 func (r *Registry) fence(now time.Time, name string, gen uint64, why Reason, out []Effect) []Effect {
-	s := session{name, gen}
-	allowed := r.fences.allow(now, s)
+	s, class := session{name, gen}, wire.SessionEnded
 	switch {
 	case why == Misbehaving:
-		r.fences.told(now, s)
-		return append(out, SendFence{name, gen, why, wire.Protocol})
-	case !allowed:
+		class = wire.Protocol
+	case !r.fences.allow(now, s):
 		return out
 	}
 	r.fences.told(now, s)
-	return append(out, SendFence{name, gen, why, wire.SessionEnded})
+	return append(out, SendFence{name, gen, why, class})
 }
